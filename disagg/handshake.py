@@ -189,8 +189,8 @@ class PeerVerdict:
     """How the decode side treats one prefill server, and why.
 
     `reasons` are counter labels; `message` is the one line for the log, for /server_info and for the client
-    of a refused request. `redirect_hidden_bytes` > 0: SGLang's own hidden row of this peer has that length, not
-    ours, and must be sent elsewhere.
+    of a refused request. `redirect_hidden_bytes` > 0: SGLang's own hidden row of this peer has that length,
+    not ours, and must be sent elsewhere.
     """
 
     standing: Standing
