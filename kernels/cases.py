@@ -1,0 +1,68 @@
+"""Random arguments for each op, built so that every implementation must return the same integers.
+
+The tests and the correctness check of `spec-ext bench kernels` both draw from here. Probabilities are
+multiples of 2**-12, so their sums are exact in float32 in any order and a CDF has no rounding. Tensors are
+views of wider buffers whose unused parts hold NaN: a kernel that reads past its row shows it.
+"""
+
+from typing import Any
+
+import torch
+
+GRAIN = 4096
+
+
+def dyadic_rows(num_rows: int, vocab_size: int, *, generator: torch.Generator) -> torch.Tensor:
+    """[num_rows, V] float32 rows of multiples of 1/4096 that sum to one, with many zeros."""
+    weights = torch.rand(num_rows, vocab_size, generator=generator) ** 4
+    weights[torch.rand(num_rows, vocab_size, generator=generator) < 0.3] = 0.0
+    weights[:, vocab_size // 2] += 1e-3
+    counts = (weights / weights.sum(1, keepdim=True) * GRAIN).floor()
+    counts[:, vocab_size // 2] += GRAIN - counts.sum(1)
+    return counts / GRAIN
+
+
+def chain_case(
+    num_requests: int, num_drafts: int, vocab_size: int, *, mode: str, layout: str, seed: int
+) -> dict[str, Any]:
+    """Arguments of `chain_accept` for one call; layout is "dense", "capped" or "ragged"."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def integers(high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(0, high, shape, generator=generator)
+
+    width = num_drafts + 1
+    case: dict[str, Any] = {"mode": mode, "row_starts": None, "verify_lens": None}
+    num_rows = num_requests * width
+    if layout != "dense":
+        case["verify_lens"] = integers(width + 1, num_requests).int()  # 0 marks padding
+    if layout == "ragged":
+        lens = case["verify_lens"].long()
+        case["row_starts"] = (lens.cumsum(0) - lens + 2).int()
+        num_rows = int(lens.sum()) + 4
+    p = dyadic_rows(num_rows, vocab_size, generator=generator)
+    starts = torch.arange(num_requests) * width if case["row_starts"] is None else case["row_starts"].long()
+    rows = (starts[:, None] + torch.arange(num_drafts)).clamp(max=num_rows - 1)
+    likely = p.argmax(1)[rows]
+    unlikely = integers(vocab_size + 2, num_requests, num_drafts) - 1  # some outside the vocabulary
+    keep = torch.rand(num_requests, num_drafts, generator=generator) < 0.75
+    drafts = torch.where(keep, likely, unlikely)
+    wide_drafts = torch.full((num_requests, num_drafts + 3), 1_000_003)
+    wide_drafts[:, :num_drafts] = drafts
+    case["drafts"] = wide_drafts[:, :num_drafts]
+    if mode == "greedy":
+        return case | {"target_ids": p.argmax(1)}
+    pitched = torch.full((num_rows, vocab_size + 5), float("nan"))
+    pitched[:, :vocab_size] = p
+    coins = integers(GRAIN, num_requests, num_drafts + 1).float() / GRAIN
+    case |= {
+        "target_probs": pitched[:, :vocab_size],
+        "uniforms": coins[:, :num_drafts],
+        "final_uniforms": coins[:, num_drafts].contiguous(),
+    }
+    if mode == "rejection":
+        q = torch.full((num_requests, num_drafts + 1, vocab_size + 3), float("nan"))
+        flat = dyadic_rows(num_requests * num_drafts, vocab_size, generator=generator)
+        q[:, :num_drafts, :vocab_size] = flat.view(num_requests, num_drafts, vocab_size)
+        case["draft_probs"] = q[:, :num_drafts, :vocab_size]
+    return case
