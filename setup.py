@@ -1,4 +1,4 @@
-"""Names the distribution, its packages and its entry points; everything else is in pyproject.toml."""
+"""Names the packages and where they stand; everything else is in pyproject.toml."""
 
 from setuptools import setup
 
@@ -17,9 +17,4 @@ setup(
     # name would shadow PyPI's `kernels`, which SGLang imports (see CONTRIBUTING.md, "Packaging").
     package_dir={"sglang_spec_ext.disagg": "disagg", "sglang_spec_ext.kernels": "kernels"},
     package_data={"sglang_spec_ext": ["py.typed"]},
-    entry_points={
-        "console_scripts": ["spec-ext = sglang_spec_ext.cli:main"],
-        "sglang.srt.plugins": ["spec_ext = sglang_spec_ext.plugin:register"],
-        "sglang.srt.platforms": ["spec_ext_cpu = sglang_spec_ext.cpu.platform:activate"],
-    },
 )

@@ -1,0 +1,241 @@
+"""Attention of the CPU reference platform: every forward mode of SGLang in plain torch.
+
+Serves decode, extend (chunked, with a cached prefix), target verify (uniform or ragged), the non-causal
+draft block of DFlash and DSpark, draft extend, and the multi-step EAGLE draft. K and V are read from SGLang's
+paged pool through `req_to_token`; requests are packed into one padded attention call where that is cheaper
+than a loop. Interface: `sglang/srt/layers/attention/base_attn_backend.py`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
+from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+from sglang.srt.speculative.ragged_verify import resolve_ragged_verify_layout
+
+# Packing pads every request to the longest one. Above this many query rows, or when padding would read more
+# than PACK_WASTE times the live K/V rows, a loop over requests is faster.
+PACK_MAX_QUERIES = 32
+PACK_WASTE = 2.0
+
+
+@dataclass
+class Geometry:
+    """Where the queries of one forward stand and which K/V rows they may read.
+
+    `q_lens` and `kv_lens` are per request; a request's queries are the last `q_lens[i]` of its `kv_lens[i]`
+    tokens. `slots` [bs, max(kv_lens)] int64 holds pool rows, padded with row 0.
+    """
+
+    q_lens: Sequence[int]
+    kv_lens: Sequence[int]
+    slots: torch.Tensor
+    packed: bool
+    flat_slots: torch.Tensor = field(init=False)
+    kv_lens_tensor: torch.Tensor = field(init=False)
+    # [bs, max(q_lens)] int64 row of each padded query, and [sum(q_lens)] the way back; None when uniform
+    gather_rows: torch.Tensor | None = None
+    scatter_rows: torch.Tensor | None = None
+    masks: dict[tuple[bool, int, int, torch.dtype], torch.Tensor | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.flat_slots = self.slots.reshape(-1)
+        self.kv_lens_tensor = torch.tensor(self.kv_lens, dtype=torch.int64)
+        if self.packed and min(self.q_lens) != max(self.q_lens):
+            lens = torch.tensor(self.q_lens, dtype=torch.int64)
+            starts = torch.cumsum(lens, 0) - lens
+            column = torch.arange(int(lens.max()))
+            self.gather_rows = starts[:, None] + torch.minimum(column[None], lens[:, None] - 1)
+            valid = column[None] < lens[:, None]
+            self.scatter_rows = valid.reshape(-1).nonzero().squeeze(1)
+
+    def mask(self, causal: bool, window: int, repeat: int, dtype: torch.dtype) -> torch.Tensor | None:
+        """Return the additive mask [bs, 1, repeat * q, kv] (0 or -inf), or None when nothing is masked.
+
+        Built once per forward and reused by every layer. Padding queries of a ragged row see what the row's
+        last query sees.
+        """
+        key = (causal, window, repeat, dtype)
+        if key not in self.masks:
+            self.masks[key] = self._build_mask(causal, window, repeat, dtype)
+        return self.masks[key]
+
+    def _build_mask(self, causal: bool, window: int, repeat: int, dtype: torch.dtype) -> torch.Tensor | None:
+        q_max, kv_max = max(self.q_lens), self.slots.shape[1]
+        equal = min(self.kv_lens) == kv_max
+        if equal and window < 0 and (not causal or q_max == 1):
+            return None
+        key_pos = torch.arange(kv_max)
+        visible = key_pos < self.kv_lens_tensor[:, None, None]  # [bs, 1, kv]
+        if causal or window >= 0:
+            lens = torch.tensor(self.q_lens, dtype=torch.int64)[:, None]
+            column = torch.minimum(torch.arange(q_max)[None], lens - 1)
+            query_pos = (self.kv_lens_tensor[:, None] - lens + column)[..., None]  # [bs, q, 1]
+            if causal:
+                visible = visible & (key_pos <= query_pos)
+            if window >= 0:
+                visible = visible & (key_pos >= query_pos - window)
+        mask = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, float("-inf"))
+        mask = mask.expand(-1, q_max, -1)
+        return mask.repeat(1, repeat, 1).unsqueeze(1)
+
+
+class TorchSpecAttention(AttentionBackend):
+    """The attention back end named `torch_spec`.
+
+    `draft_step` is None for the target and for draft extend; the EAGLE multi-step draft gives each of its
+    steps a back end of its own, whose requests read `seq_len + draft_step + 1` rows.
+    """
+
+    def __init__(self, runner: Any, *, draft_step: int | None = None) -> None:
+        super().__init__()
+        self.device = runner.device
+        self.req_to_token_pool = runner.req_to_token_pool
+        self.token_to_kv_pool = runner.token_to_kv_pool
+        self.draft_step = draft_step
+        self.geometry: Geometry | None = None
+
+    def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
+        """Work out the geometry of this forward; every layer reuses it."""
+        if forward_batch.forward_mode.is_idle() or forward_batch.batch_size == 0:
+            self.geometry = None
+            return
+        q_lens, kv_lens = self._lengths(forward_batch)
+        kv_max = max(kv_lens)
+        bs = len(q_lens)
+        rows = forward_batch.req_pool_indices[:bs].long()
+        slots = self.req_to_token_pool.req_to_token[rows, :kv_max].long()
+        if min(kv_lens) != kv_max:
+            slots *= torch.arange(kv_max) < torch.tensor(kv_lens)[:, None]
+        small = max(q_lens) <= PACK_MAX_QUERIES and bs * kv_max <= PACK_WASTE * sum(kv_lens)
+        self.geometry = Geometry(q_lens, kv_lens, slots, packed=min(q_lens) > 0 and (small or bs == 1))
+
+    def _lengths(self, forward_batch: ForwardBatch) -> tuple[list[int], list[int]]:
+        mode = forward_batch.forward_mode
+        seq_lens = forward_batch.seq_lens[: forward_batch.batch_size].tolist()
+        if mode.is_decode():
+            ahead = 0 if self.draft_step is None else self.draft_step + 1
+            return [1] * len(seq_lens), [n + ahead for n in seq_lens]
+        if mode.is_target_verify():
+            layout = resolve_ragged_verify_layout(forward_batch)
+            if layout is None:
+                q_lens = [int(forward_batch.spec_info.draft_token_num)] * len(seq_lens)
+            else:
+                q_lens = layout.verify_lens[: len(seq_lens)].tolist()
+            return q_lens, [n + q for n, q in zip(seq_lens, q_lens, strict=True)]
+        q_lens = forward_batch.extend_seq_lens.tolist()
+        prefix_lens = forward_batch.extend_prefix_lens.tolist()
+        return q_lens, [p + q for p, q in zip(prefix_lens, q_lens, strict=True)]
+
+    def forward_extend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        layer: RadixAttention,
+        forward_batch: ForwardBatch,
+        save_kv_cache: bool = True,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """Attend [tokens, heads * head_dim] queries; write `k` and `v` to the pool first when given."""
+        if layer.logit_cap > 0 or layer.is_cross_attention or kwargs:
+            raise NotImplementedError(
+                "the CPU reference platform serves plain decoder attention; this model asks for "
+                f"logit_cap={layer.logit_cap}, cross_attention={layer.is_cross_attention}, {sorted(kwargs)}"
+            )
+        if save_kv_cache and k is not None:
+            self.token_to_kv_pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
+        geometry = self.geometry
+        if geometry is None:
+            return q.new_zeros(q.shape[0], layer.tp_q_head_num * layer.v_head_dim)
+        keys = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
+        values = self.token_to_kv_pool.get_value_buffer(layer.layer_id)
+        attend = _attend_packed if geometry.packed else _attend_each
+        live = sum(geometry.q_lens)
+        out = attend(q[:live].view(live, layer.tp_q_head_num, -1), keys, values, layer, geometry)
+        if live == q.shape[0]:
+            return out
+        # rows beyond the live ones pad the batch to what another rank runs
+        return F.pad(out, (0, 0, 0, q.shape[0] - live))
+
+    forward_decode = forward_extend
+
+    def support_triton(self) -> bool:
+        """SGLang's helper kernels must take their torch form."""
+        return False
+
+    def get_cuda_graph_seq_len_fill_value(self) -> int:
+        """Sequence length of a padding request."""
+        return 1
+
+    get_cpu_graph_seq_len_fill_value = get_cuda_graph_seq_len_fill_value
+
+
+class TorchSpecMultiStepDraft:
+    """The EAGLE multi-step draft: one back end for each draft step after the first.
+
+    Interface: `draft_utils.DraftBackendFactory.create_decode_backend`.
+    """
+
+    def __init__(self, runner: Any, topk: int, num_steps: int) -> None:
+        self.topk = topk
+        self.speculative_num_steps = num_steps
+        self.attn_backends = [TorchSpecAttention(runner, draft_step=step) for step in range(num_steps - 1)]
+
+    def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
+        """Prepare every step; they differ only in how many draft tokens they see."""
+        for backend in self.attn_backends:
+            backend.init_forward_metadata(forward_batch)
+
+
+def _attend_packed(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer: RadixAttention, geometry: Geometry
+) -> torch.Tensor:
+    """Attend all requests in one call.
+
+    Query heads that share a K/V head become extra query rows, so that K and V are read once per group:
+    q [tokens, heads, d] -> [bs, kv_heads, group * q_max, d].
+    """
+    bs, kv_max = geometry.slots.shape
+    q_max = max(geometry.q_lens)
+    kv_heads, heads = keys.shape[1], q.shape[1]
+    group = heads // kv_heads
+    if geometry.gather_rows is not None:
+        q = q[geometry.gather_rows.reshape(-1)]
+    k = keys.view(keys.shape[0], -1).index_select(0, geometry.flat_slots).view(bs, kv_max, kv_heads, -1)
+    v = values.view(values.shape[0], -1).index_select(0, geometry.flat_slots).view(bs, kv_max, kv_heads, -1)
+    grouped = q.view(bs, q_max, kv_heads, group, -1).permute(0, 2, 3, 1, 4).reshape(bs, kv_heads, group * q_max, -1)
+    out = F.scaled_dot_product_attention(
+        grouped,
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attn_mask=geometry.mask(_is_causal(layer), layer.sliding_window_size, group, q.dtype),
+        scale=layer.scaling,
+    )
+    out = out.view(bs, kv_heads, group, q_max, -1).permute(0, 3, 1, 2, 4).reshape(bs * q_max, -1)
+    return out if geometry.scatter_rows is None else out.index_select(0, geometry.scatter_rows)
+
+
+def _attend_each(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer: RadixAttention, geometry: Geometry
+) -> torch.Tensor:
+    """Attend request by request: long prompts, or lengths too unequal to pad."""
+    outs = []
+    start = 0
+    for i, (q_len, kv_len) in enumerate(zip(geometry.q_lens, geometry.kv_lens, strict=True)):
+        if q_len == 0:
+            continue
+        single = Geometry([q_len], [kv_len], geometry.slots[i : i + 1, :kv_len], packed=True)
+        outs.append(_attend_packed(q[start : start + q_len], keys, values, layer, single))
+        start += q_len
+    return torch.cat(outs)
+
+
+def _is_causal(layer: RadixAttention) -> bool:
+    # the draft block of DFlash and DSpark is encoder-only: every position of the block sees the others
+    return layer.attn_type == AttentionType.DECODER

@@ -1,0 +1,65 @@
+"""The platform class that SGLang uses for `SGLANG_PLATFORM=spec_ext_cpu`.
+
+Interface: `sglang/srt/platforms/interface.py`. The rest of the platform is hooks (`sglang_spec_ext/hooks.py`).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from sglang.srt.platforms.cpu import CpuDeviceMixin
+from sglang.srt.platforms.device_mixin import PlatformEnum
+from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
+
+from sglang_spec_ext.cpu.cache_locs import extend_cache_locs
+from sglang_spec_ext.cpu.refusals import ALGORITHMS, refuse_unserved
+from sglang_spec_ext.cpu.selection import ATTENTION_BACKEND
+
+
+class CpuReferencePlatform(CpuDeviceMixin, SRTPlatform):
+    """A CPU without compiled kernels: every fused op takes its `native` forward and nothing is captured."""
+
+    _enum = PlatformEnum.OOT
+    device_name = "cpu"
+    device_type = "cpu"
+    capabilities = PlatformCapabilities()
+
+    def apply_server_args_defaults(self, server_args: Any) -> None:
+        """Refuse by name what this platform does not serve, before anything is built."""
+        refuse_unserved(server_args)
+
+    def get_default_attention_backend(self) -> str:
+        """Return the only attention back end of this platform."""
+        return ATTENTION_BACKEND
+
+    def get_default_speculative_draft_attention_backend(self, algorithm: str) -> str:
+        """Return the same back end for every draft."""
+        return ATTENTION_BACKEND
+
+    def supports_speculative_algorithm(self, algorithm: str) -> bool:
+        """Return whether the algorithm is served; the others are refused by SGLang, by name."""
+        return algorithm in ALGORITHMS
+
+    def supports_speculative_draft_attention_backend(self, algorithm: str, backend: str) -> bool:
+        """Return whether the draft may use `backend`."""
+        return backend == ATTENTION_BACKEND
+
+    def get_speculative_cache_locs_fn(self) -> Callable[..., torch.Tensor]:
+        """Return the gather of verify slots."""
+        return extend_cache_locs
+
+    def get_dispatch_key_name(self) -> str:
+        """Fused ops run `forward_native`."""
+        return "native"
+
+    def is_pin_memory_available(self, device: Any = None) -> bool:
+        """There is no device to pin memory for."""
+        return False
+
+    def get_torch_profiler_activity_str(self) -> str:
+        """Name of the profiler activity."""
+        return "CPU"
+
+    def get_torch_profiler_activity(self) -> Any:
+        """Profiler activity."""
+        return torch.profiler.ProfilerActivity.CPU

@@ -1,0 +1,55 @@
+"""The launching process: takes our flags out of SGLang's command line and demands proof from the schedulers."""
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from sglang_spec_ext import __version__, flags
+from sglang_spec_ext.config import SpecExtConfig
+from sglang_spec_ext.errors import SpecExtError
+
+PROOF_KEY = "spec_ext"
+
+
+class NotActive(SpecExtError):
+    """A scheduler was started with the extension and does not run it."""
+
+
+def add_flags(result: None, parser: argparse.ArgumentParser) -> None:
+    """After `ServerArgs.add_cli_args`: add ours."""
+    flags.add_arguments(parser)
+
+
+def take_flags(original: Callable[[type, argparse.Namespace], Any], cls: type, args: argparse.Namespace) -> Any:
+    """Around `ServerArgs.from_cli_args`: export our values for the child processes."""
+    chosen = flags.take(args)
+    if chosen is not None and chosen.mode != "off":
+        activate(chosen)
+    return original(cls, args)
+
+
+def activate(chosen: SpecExtConfig) -> None:
+    """Export the configuration and install the hooks of an active extension in this process."""
+    from sglang_spec_ext.hook_install import install
+    from sglang_spec_ext.hooks import ACTIVE_HOOKS
+
+    flags.export(chosen)
+    install(ACTIVE_HOOKS)
+
+
+def require_proof(infos: Sequence[Mapping[str, Any]], *args: Any, **kwargs: Any) -> None:
+    """After the schedulers reported ready: each must have sent a proof of this version."""
+    if flags.active_config() is None:
+        return
+    for rank, info in enumerate(infos):
+        proof = info.get(PROOF_KEY)
+        if proof is None:
+            raise NotActive(
+                f"scheduler {rank} started without sglang-spec-ext although --spec-ext-mode asked for it: the plugin "
+                "failed to load in that process (its log has the reason; SGLANG_PLUGINS and SGLANG_PLATFORM can "
+                "exclude it). Run `spec-ext doctor`."
+            )
+        if proof["version"] != __version__:
+            raise NotActive(
+                f"scheduler {rank} runs sglang-spec-ext {proof['version']}, the launcher {__version__}; install one"
+            )

@@ -1,0 +1,45 @@
+"""Which worker class serves an algorithm, and the proof that it does.
+
+Hooks around `SpeculativeAlgorithm.create_worker` and after `Scheduler.get_init_info`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang_spec_ext import __version__, flags
+from sglang_spec_ext.errors import SpecExtError
+from sglang_spec_ext.launch import PROOF_KEY
+
+ADAPTIVE_ALGORITHMS = ("EAGLE", "EAGLE3", "DFLASH", "DSPARK")
+
+
+class UnsupportedAlgorithm(SpecExtError):
+    """The extension was asked for with an algorithm that it does not extend."""
+
+
+def create_worker(original: Callable[..., Any], algorithm: Any, server_args: Any) -> Any:
+    """Return our subclass of the built-in worker class."""
+    base = original(algorithm, server_args)
+    if flags.active_config() is None:
+        return base
+    if algorithm.name not in ADAPTIVE_ALGORITHMS:
+        raise UnsupportedAlgorithm(
+            f"--spec-ext-mode needs --speculative-algorithm to be one of {', '.join(ADAPTIVE_ALGORITHMS)}, "
+            f"got {algorithm.name}; leave --spec-ext-mode out"
+        )
+    from sglang_spec_ext.workers.extended import extend
+
+    return extend(base)
+
+
+def add_proof(info: dict[str, Any], scheduler: Any) -> dict[str, Any]:
+    """Tell the launching process, and `/server_info`, what this scheduler runs."""
+    chosen = flags.active_config()
+    if chosen is not None:
+        worker = getattr(scheduler, "draft_worker", None)
+        info[PROOF_KEY] = {
+            "version": __version__,
+            "mode": chosen.mode,
+            "worker": None if worker is None else type(worker).__name__,
+        }
+    return info
