@@ -1,1 +1,1 @@
-"""The control library: cost, acceptance, tiers, hysteresis, survival planning and agreement; no torch, no sglang, no clock."""
+"""The control library: cost, acceptance, tiers, hysteresis, verification, ranks; no torch, no clock."""

@@ -1,0 +1,368 @@
+"""The controller: observe finished steps, decide the next one.
+
+It joins cost, acceptance, tiers, hysteresis, probing and survival planning; each of them is a module of its
+own and this one only orders them. No clock, no torch: a worker reports seconds and counts in a
+StepObservation and asks with a BatchState. With several ranks `decide` is a vote (`agreement.vote`), and
+`adopt` makes the group's decision this rank's own.
+"""
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import replace
+from math import sqrt
+from typing import Any
+
+import numpy as np
+
+from sglang_spec_ext.control.acceptance import Acceptance, usable_rows
+from sglang_spec_ext.control.agreement import Agreed, signature_of
+from sglang_spec_ext.control.calibration import MarginEstimator, TemperatureScaling
+from sglang_spec_ext.control.cost import CostTable
+from sglang_spec_ext.control.hysteresis import Hysteresis
+from sglang_spec_ext.control.lagged import LaggedSurvivals
+from sglang_spec_ext.control.ledger import Ledger
+from sglang_spec_ext.control.live_cost import LiveCost
+from sglang_spec_ext.control.probe import Probe
+from sglang_spec_ext.control.settings import ControllerSettings, Verify
+from sglang_spec_ext.control.tiers import Group, Score, gain_error, group_requests, score_tiers
+from sglang_spec_ext.control.verify import BudgetPlan, capped, plan_budget, survival_of
+from sglang_spec_ext.records import BatchState, Decision, FloatArray, Mode, Reason, StepObservation
+
+RAGGED = -1  # arm: the whole block drafted, a budget of it verified
+STALE_WEIGHT = 16.0  # samples that estimates from before a K = 0 phase may weigh against a probe
+CERTAIN = 0.98  # a probe is worth its time only if drafts accepted this often would pay
+
+
+class Controller:
+    """Chooses K, or a budget, for each step of one model replica."""
+
+    def __init__(
+        self,
+        settings: ControllerSettings,
+        cost: CostTable | None,
+        *,
+        scaling: TemperatureScaling | None = None,
+        estimator: MarginEstimator | None = None,
+    ) -> None:
+        self.settings = settings
+        self.mode = settings.mode
+        self.pinned: int | None = None
+        self.scaling = scaling
+        self.estimator = estimator
+        self.cost = None if cost is None else LiveCost(cost)
+        self._start()
+
+    def _start(self) -> None:
+        settings = self.settings
+        self.acceptance = Acceptance(settings.max_k)
+        self.hysteresis = Hysteresis(settings.full_k, settings.hysteresis)
+        self.probe = Probe(settings.probe)
+        self.ledger = Ledger(settings.tiers)
+        self.lagged = LaggedSurvivals()
+        self.decisions = 0
+        self.probe_steps = 0
+        self.reasons: Counter[str] = Counter()
+        self.warming_steps = 0  # observations after K = 0 that were not believed
+        self._caps: deque[int] = deque(maxlen=settings.hysteresis.dwell_steps)
+        self._steps_at_zero = 0
+        self._warmup_left = 0
+        self._probe_answered = False
+        self._probe_promising = False
+
+    # observing
+
+    def observe(self, observation: StepObservation) -> None:
+        """Learn from one finished step."""
+        rows, verified = np.asarray(observation.accepted).size, observation.verified
+        drafted = rows * observation.k if verified is None else int(np.sum(verified))
+        if self.cost is not None and rows:
+            self.cost.observe(
+                k=observation.k,
+                tokens=rows + drafted + observation.prefill_tokens,
+                batch=rows,
+                context_len=observation.context_len,
+                draft_s=observation.draft_s,
+                verify_s=observation.verify_s,
+                step_s=observation.step_s,
+            )
+        used = accepted = 0
+        if observation.k and self._warmup_left:
+            self._warmup_left -= 1
+            self.warming_steps += 1
+        else:
+            used, accepted = self.acceptance.observe(observation)
+            self._probe_answered = self._probe_answered or observation.k > 0
+        self.ledger.measured(used + accepted, observation.step_s, drafted=drafted, accepted=accepted)
+        if self.settings.verify is Verify.RAGGED:
+            self._observe_survivals(observation)
+
+    def _observe_survivals(self, observation: StepObservation) -> None:
+        confidences = observation.confidences
+        if confidences is not None and self.scaling is not None:
+            confidences = self.scaling.apply(confidences)
+        elif confidences is None and self.estimator is not None and observation.margins is not None:
+            good = usable_rows(observation)
+            accepted = np.where(good, observation.accepted, 0).astype(np.int64)
+            limit = observation.k if observation.verified is None else observation.verified
+            reached = np.where(good, np.minimum(accepted + 1, limit), 0)
+            self.estimator.observe(
+                observation.margins, reached, accepted, classes=observation.classes, ragged=observation.ragged
+            )
+            if self.estimator.warm:
+                confidences = self.estimator.probabilities(observation.margins)
+        if confidences is not None and observation.request_ids is not None:
+            self.lagged.push(observation.step, observation.request_ids, survival_of(confidences))
+
+    # deciding
+
+    def decide(self, batch: BatchState) -> Decision:
+        """Return what to run for the next step; with several ranks, this rank's vote."""
+        if not batch.num_reqs:
+            return self._count(Decision(k=0, reason=Reason.EMPTY))
+        if self.mode is Mode.OFF or self.cost is None:
+            reason = Reason.MODE_OFF if self.mode is Mode.OFF else Reason.NO_COST_TABLE
+            return self._count(self._run(self.settings.full_k, reason))
+        self.decisions += 1
+        cap = self.cap(batch)
+        if self.pinned is not None:
+            return self._count(self._pinned(cap))
+        decision = self._choose(batch, cap)
+        if self.mode is Mode.SHADOW:
+            wanted = decision.k if decision.budget is None else None
+            shown = self._run(self.settings.full_k, Reason.SHADOW)
+            decision = replace(
+                shown,
+                wanted_k=wanted,
+                predicted_tok_s=decision.predicted_tok_s,
+                predicted_step_s=decision.predicted_step_s,
+            )
+        return self._count(decision)
+
+    def cap(self, batch: BatchState) -> int:
+        """Largest K that ladder, engine and requests allow at this batch."""
+        cap = self.settings.max_k if batch.max_k is None else min(batch.max_k, self.settings.max_k)
+        if self.settings.ladder is not None:
+            cap = min(cap, self.settings.ladder.cap(batch.num_reqs))
+        return cap if batch.caps is None else min(cap, int(batch.caps.max()))
+
+    def _choose(self, batch: BatchState, cap: int) -> Decision:
+        assert self.cost is not None
+        self._caps.append(cap)
+        steady = min(self._caps)  # what was allowed during the whole last dwell
+        tiers = [k for k in self.settings.tiers if k <= steady] or [self.settings.tiers[0]]
+        groups = group_requests(batch, self.settings.max_k)
+        scores = score_tiers(tiers, groups, batch=batch, acceptance=self.acceptance, cost=self.cost)
+        arms = {score.k: score for score in scores}
+        plan = self._plan(batch, steady)
+        if plan is not None:
+            arms[RAGGED] = Score(
+                self.settings.max_k, plan.tokens, plan.seconds + self.settings.ragged_overhead_s
+            )
+        best = max(arms, key=lambda arm: arms[arm].rate)
+        arm, reason = self._held(arms, best, cap, groups)
+        if self.settings.ranks == 1:
+            self._commit(arm)
+        score = arms[arm]
+        uniform = {k: (s.tokens, s.seconds) for k, s in arms.items() if k != RAGGED}
+        chosen, ideal = arms[arm], arms[best]
+        self.ledger.predicted(uniform, (chosen.tokens, chosen.seconds), (ideal.tokens, ideal.seconds))
+        if arm == 0 and self._probe_due(batch, arms, groups):
+            k = self.settings.smallest_draft
+            return self._run(k, Reason.PROBE, arms[k], probe=True)
+        if arm == RAGGED:
+            assert plan is not None
+            return self._run(self.settings.max_k, reason, score, budget=plan.budget)
+        if cap < self.settings.tiers[0]:
+            reason = Reason.LADDER_FLOOR
+        elif cap == 0 and batch.caps is not None and not batch.caps.any():
+            reason = Reason.OPTED_OUT
+        return self._run(arm, reason, score)
+
+    def _held(
+        self, arms: dict[int, Score], best: int, cap: int, groups: Sequence[Group]
+    ) -> tuple[int, Reason]:
+        """Return the arm that hysteresis lets run, and why."""
+        assert self.cost is not None
+        current = self.hysteresis.arm
+        if current not in arms:
+            return best, Reason.CAPPED if current > cap or current == RAGGED else Reason.SWITCH
+        gain = arms[best].rate / arms[current].rate - 1.0
+        noise = 0.0
+        if gain > 0.0:
+            accepted = gain_error(groups, self.acceptance, arms[best], arms[current])
+            noise = sqrt(accepted * accepted + 2.0 * self.cost.standard_error**2)
+            if self.cost.drifting:
+                noise += abs(self.cost.surprise)
+        return self.hysteresis.propose(
+            self.decisions, best, gain=gain, noise=noise, step_s=arms[current].seconds
+        )
+
+    def _plan(self, batch: BatchState, cap: int) -> BudgetPlan | None:
+        """Plan a budget from survivals of the fixed age; None where uniform K is all there is."""
+        if self.settings.verify is not Verify.RAGGED or not cap or batch.request_ids is None:
+            return None
+        assert self.cost is not None
+        table = np.cumprod([state.rates() for state in self.acceptance.classes], axis=1)
+        classes = np.zeros(batch.num_reqs, np.int64) if batch.classes is None else batch.classes
+        prior: FloatArray = table[classes]
+        survival = self.lagged.at(batch.step, batch.request_ids, prior)
+        if survival is None:
+            return None
+        caps = np.full(batch.num_reqs, cap) if batch.caps is None else np.minimum(batch.caps, cap)
+        return plan_budget(
+            capped(survival, caps),
+            self.cost,
+            prefill_tokens=batch.prefill_tokens,
+            context_len=batch.context_len,
+        )
+
+    def _probe_due(self, batch: BatchState, arms: dict[int, Score], groups: Sequence[Group]) -> bool:
+        assert self.cost is not None
+        k = self.settings.smallest_draft
+        if k not in arms or self.mode is not Mode.ADAPTIVE:
+            return False
+        floor = arms[0].rate * (1.0 + self.settings.hysteresis.min_gain / 4.0)
+        if self._probe_answered:
+            self._probe_answered = False
+            self._probe_promising = max(score.rate for arm, score in arms.items() if arm) > floor
+            self.probe.report(self._probe_promising)
+        if not self.probe.running and all(
+            _tokens_if_certain(groups, score.k) / score.seconds <= floor for score in arms.values() if score.k
+        ):
+            return False
+        continued = self.probe.running
+        if not self.probe.due(batch.num_reqs):
+            return False
+        if not continued:
+            self._warmup_left = self.settings.resume_warmup_steps
+            if not self._probe_promising:
+                for state in self.acceptance.classes:
+                    state.discount(STALE_WEIGHT)
+        self.probe_steps += 1
+        return True
+
+    def _commit(self, arm: int) -> None:
+        """Make an arm the one in use."""
+        if arm == 0:
+            self._steps_at_zero += 1
+        elif self._steps_at_zero:
+            self._steps_at_zero = 0
+            self._warmup_left = self.settings.resume_warmup_steps
+        if arm != self.hysteresis.arm:
+            self._probe_answered = self._probe_promising = False
+        self.hysteresis.commit(self.decisions, arm)
+
+    def _pinned(self, cap: int) -> Decision:
+        assert self.pinned is not None
+        if self.pinned <= cap:
+            return self._run(self.pinned, Reason.PINNED)
+        lower = [k for k in self.settings.tiers if k <= cap]
+        return self._run(lower[-1] if lower else self.settings.tiers[0], Reason.CAPPED)
+
+    def _run(
+        self,
+        k: int,
+        reason: Reason,
+        score: Score | None = None,
+        *,
+        budget: int | None = None,
+        probe: bool = False,
+    ) -> Decision:
+        return Decision(
+            k=k,
+            reason=reason,
+            budget=budget,
+            bypass=budget is None and k == self.settings.full_k and k > 0,
+            probe=probe,
+            wanted_k=None if budget is not None else k,
+            predicted_tok_s=None if score is None else score.rate,
+            predicted_step_s=None if score is None else score.seconds,
+        )
+
+    def _count(self, decision: Decision) -> Decision:
+        self.reasons[decision.reason] += 1
+        return decision
+
+    # ranks
+
+    @property
+    def signature(self) -> int:
+        """Number that must be equal on all ranks: table, ladder, settings, mode and pin."""
+        table = "" if self.cost is None else self.cost.table.digest()
+        return signature_of(repr(self.settings), self.mode, repr(self.pinned), table)
+
+    def adopt(self, wish: Decision, agreed: Agreed) -> Decision:
+        """Make the group's decision this rank's own and return what to run."""
+        if agreed.reason in (Reason.RANK_ABSENT, Reason.RANK_MISMATCH, Reason.ALL_IDLE):
+            assert agreed.reason is not None
+            return self._count(self._run(agreed.k, agreed.reason))
+        if agreed.reason is Reason.PROBE:
+            return self._count(self._run(agreed.k, Reason.PROBE, probe=True))
+        if wish.reason is not Reason.EMPTY and self.mode is Mode.ADAPTIVE and self.pinned is None:
+            self._commit(agreed.k if agreed.budget is None else RAGGED)
+        if (agreed.k, agreed.budget) == (wish.k, wish.budget):
+            return wish
+        return self._count(
+            replace(self._run(agreed.k, Reason.RANK_MINIMUM, budget=agreed.budget), wanted_k=wish.wanted_k)
+        )
+
+    # runtime control
+
+    def set_mode(self, mode: Mode) -> None:
+        """Switch between off, shadow and adaptive; estimates are kept."""
+        self.mode = Mode(mode)
+
+    def pin(self, k: int) -> None:
+        """Fix K to one of the tiers."""
+        if isinstance(k, bool) or k not in self.settings.tiers:
+            raise ValueError(f"pin: k must be one of the tiers {list(self.settings.tiers)}, got {k!r}")
+        self.pinned = k
+
+    def unpin(self) -> None:
+        """Give the choice back; the pinned K stays in use until a better one passes the rules."""
+        if self.pinned is not None:
+            self.hysteresis.commit(self.decisions, self.pinned)
+        self.pinned = None
+
+    def reset(self) -> None:
+        """Forget acceptance, corrections, accounting and the pin; keep table, settings and mode."""
+        self.pinned = None
+        if self.cost is not None:
+            self.cost.reset()
+        self._start()
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything worth showing, as plain dicts, lists, strings and numbers."""
+        return {
+            "mode": str(self.mode),
+            "verify": str(self.settings.verify),
+            "pinned": self.pinned,
+            "tiers": list(self.settings.tiers),
+            "decisions": self.decisions,
+            "reasons": {str(reason): count for reason, count in self.reasons.items()},
+            "probe_steps": self.probe_steps,
+            "warming_steps": self.warming_steps,
+            "inactive": self.inactive_reasons(),
+            "hysteresis": self.hysteresis.snapshot(),
+            "probe": self.probe.snapshot(),
+            "acceptance": self.acceptance.snapshot(),
+            "cost": None if self.cost is None else self.cost.report(),
+            "estimator": None if self.estimator is None else self.estimator.snapshot(),
+            "ledger": self.ledger.snapshot(),
+        }
+
+    def inactive_reasons(self) -> list[str]:
+        """Sentences on what is switched on but cannot act now."""
+        reasons = []
+        if self.mode is not Mode.OFF and self.cost is None:
+            reasons.append("no cost table: nothing was measured, the fixed width runs")
+        if self.settings.verify is Verify.RAGGED and self.estimator is not None and not self.estimator.warm:
+            reasons.append("margin estimator is warming up: one K for the whole batch until it is fitted")
+        if self.mode is not Mode.OFF and 0 not in self.settings.tiers:
+            reasons.append("tiers lack 0: speculation is never switched off")
+        return reasons
+
+
+def _tokens_if_certain(groups: Sequence[Group], k: int) -> float:
+    """Tokens of a step if each draft token were accepted with probability CERTAIN."""
+    return sum(count * sum(CERTAIN**j for j in range(min(k, cap) + 1)) for _, cap, count in groups)

@@ -1,0 +1,74 @@
+"""Shadow accounting: what was chosen, and what the best single K would have given, in tokens per second.
+
+All predictions of one step use the same estimates, so the regret compares choices and not luck; measured
+tokens per second stand beside it. An exponential window of about a thousand steps keeps it current.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+WINDOW_STEPS = 1000.0
+
+
+class Ledger:
+    """Windowed sums of predicted and measured tokens and seconds."""
+
+    def __init__(self, tiers: Sequence[int]) -> None:
+        self.tiers = tuple(tiers)
+        self._keep = 1.0 - 1.0 / WINDOW_STEPS
+        self._tokens = [0.0] * len(self.tiers)
+        self._seconds = [0.0] * len(self.tiers)
+        self._chosen = [0.0, 0.0]
+        self._best = [0.0, 0.0]
+        self._measured = [0.0, 0.0]
+        self._wasted = [0.0, 0.0]  # draft tokens verified, and of these accepted
+
+    def predicted(
+        self, scores: Mapping[int, tuple[float, float]], chosen: tuple[float, float], best: tuple[float, float]
+    ) -> None:
+        """Add one decision: (tokens, seconds) by K, of the arm that runs, and of the best arm.
+
+        A K that the ladder forbids at this batch counts as the largest K allowed.
+        """
+        keep, last = self._keep, scores[max(scores)]
+        for index, k in enumerate(self.tiers):
+            tokens, seconds = scores.get(k, last)
+            self._tokens[index] = self._tokens[index] * keep + tokens
+            self._seconds[index] = self._seconds[index] * keep + seconds
+        _add(self._chosen, chosen, keep)
+        _add(self._best, best, keep)
+
+    def measured(self, tokens: float, seconds: float | None, *, drafted: int, accepted: int) -> None:
+        """Add one observation: tokens emitted, seconds of the step, draft tokens verified and accepted."""
+        if seconds is not None and 0.0 < seconds < float("inf"):
+            _add(self._measured, (tokens, seconds), self._keep)
+        _add(self._wasted, (drafted, accepted), self._keep)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Plain facts in tokens per second; None before there is data."""
+        fixed = {
+            k: _rate((tokens, seconds))
+            for k, tokens, seconds in zip(self.tiers, self._tokens, self._seconds, strict=True)
+        }
+        chosen, best = _rate(self._chosen), _rate(self._best)
+        hindsight = max(fixed.items(), key=lambda item: item[1] or 0.0)
+        drafted, accepted = self._wasted
+        return {
+            "chosen_tok_s": chosen,
+            "best_each_step_tok_s": best,
+            "best_fixed_k": None if hindsight[1] is None else hindsight[0],
+            "best_fixed_tok_s": hindsight[1],
+            "regret_tok_s": None if chosen is None or hindsight[1] is None else hindsight[1] - chosen,
+            "fixed_tok_s": {str(k): rate for k, rate in fixed.items()},
+            "measured_tok_s": _rate(self._measured),
+            "wasted_draft_share": (drafted - accepted) / drafted if drafted else None,
+        }
+
+
+def _add(pair: list[float], new: tuple[float, float], keep: float) -> None:
+    pair[0] = pair[0] * keep + new[0]
+    pair[1] = pair[1] * keep + new[1]
+
+
+def _rate(pair: Sequence[float]) -> float | None:
+    return pair[0] / pair[1] if pair[1] else None

@@ -1,0 +1,161 @@
+"""The cost table corrected by serving: residuals of the target pass, noise, and a report of drift.
+
+The start-up profile is a prior. Each step's measured time gives a log ratio of reality to the table; one part
+is common to all sizes, one belongs to the power-of-two bin of the token count, so that a tier not in use is
+corrected by what all tiers have in common. Weights are 1/n at first and an exponential window later.
+"""
+
+from dataclasses import dataclass, field
+from math import exp, isfinite, log, sqrt
+from typing import Any
+
+import numpy as np
+
+from sglang_spec_ext.control.cost import CostTable
+from sglang_spec_ext.records import FloatArray, IntArray
+
+WINDOW_STEPS = 100  # of the exponential window of a residual
+SURPRISE_STEPS = 16  # of the fast window that notices drift after correction
+DRIFT_SIGMAS = 4.0
+DRIFT_FLOOR = 0.03  # a smaller standing error than 3 % is not worth a warning
+BIN_PRIOR = 8.0  # a bin trusts itself over the common part after about this many steps
+CLIP = 0.5  # largest log ratio one step may bring in once noise is known: a stall is no trend
+
+
+@dataclass(slots=True)
+class _Bin:
+    deviation: float = 0.0  # log ratio beyond the common part
+    steps: int = 0
+
+
+@dataclass(slots=True)
+class LiveCost:
+    """A cost table and its online correction."""
+
+    table: CostTable
+    common: float = 0.0  # log ratio of measured to tabulated target seconds
+    draft_ratio: float = 0.0  # log ratio for the draft
+    variance: float = 0.0  # of one step's log ratio
+    surprise: float = 0.0  # fast mean of what correction still misses
+    steps: int = 0
+    draft_steps: int = 0
+    dropped: int = 0
+    _bins: dict[tuple[int, int], _Bin] = field(default_factory=dict)
+
+    @property
+    def fixed_s(self) -> float:
+        """See StepCost."""
+        return self.table.fixed_s
+
+    def draft_s(self, k: int, batch: int, context_len: int = 0) -> float:
+        """Corrected seconds of drafting."""
+        return self.table.draft_s(k, batch, context_len) * exp(self.draft_ratio)
+
+    def verify_s(self, tokens: int, batch: int, context_len: int = 0) -> float:
+        """Corrected seconds of a target pass."""
+        return self.table.verify_s(tokens, batch, context_len) * exp(self._log_ratio(tokens, context_len))
+
+    def verify_many(self, tokens: IntArray, batch: int, context_len: int = 0) -> FloatArray:
+        """Corrected seconds [N] of target passes over tokens [N]."""
+        bucket = self.table.bucket_index(context_len)
+        size_bins = np.frexp(tokens)[1]
+        low, high = int(size_bins.min()), int(size_bins.max())
+        ratios = np.exp([self._bin_ratio(bucket, size_bin) for size_bin in range(low, high + 1)])
+        result: FloatArray = self.table.verify_many(tokens, batch, context_len) * ratios[size_bins - low]
+        return result
+
+    def observe(
+        self,
+        *,
+        k: int,
+        tokens: int,
+        batch: int,
+        context_len: int = 0,
+        draft_s: float | None = None,
+        verify_s: float | None = None,
+        step_s: float | None = None,
+    ) -> None:
+        """Take in one step's times; unusable ones are counted and dropped.
+
+        Where only `step_s` is known, what the table does not explain is laid to the target pass.
+        """
+        if draft_s is not None:
+            tabulated = self.table.draft_s(k, batch, context_len)
+            if _usable(draft_s) and tabulated > 0:
+                self.draft_steps += 1
+                weight = max(1.0 / self.draft_steps, 1.0 / WINDOW_STEPS)
+                self.draft_ratio += weight * (log(draft_s / tabulated) - self.draft_ratio)
+            elif not _usable(draft_s):
+                self.dropped += 1
+        if verify_s is None and step_s is not None:
+            verify_s = step_s - self.fixed_s - self.draft_s(k, batch, context_len)
+        if verify_s is None:
+            return
+        if not _usable(verify_s):
+            self.dropped += 1
+            return
+        self._learn(verify_s, tokens, batch, context_len)
+
+    def _learn(self, verify_s: float, tokens: int, batch: int, context_len: int) -> None:
+        error = log(verify_s / self.verify_s(tokens, batch, context_len))
+        if self.steps >= BIN_PRIOR:
+            limit = max(CLIP, DRIFT_SIGMAS * sqrt(self.variance))
+            error = min(max(error, -limit), limit)
+        self.steps += 1
+        key = (self.table.bucket_index(context_len), tokens.bit_length())
+        cell = self._bins.setdefault(key, _Bin())
+        cell.steps += 1
+        self.common += max(1.0 / self.steps, 1.0 / WINDOW_STEPS) * error
+        if self.steps > 1:  # the first error is bias, not noise
+            cell.deviation += max(1.0 / (cell.steps + BIN_PRIOR), 1.0 / WINDOW_STEPS) * error
+            weight = max(1.0 / (self.steps - 1), 1.0 / WINDOW_STEPS)
+            self.variance += weight * (error * error - self.variance)
+            self.surprise += max(weight, 1.0 / SURPRISE_STEPS) * (error - self.surprise)
+
+    def _log_ratio(self, tokens: int, context_len: int) -> float:
+        return self._bin_ratio(self.table.bucket_index(context_len), tokens.bit_length())
+
+    def _bin_ratio(self, bucket: int, size_bin: int) -> float:
+        cell = self._bins.get((bucket, size_bin))
+        return self.common if cell is None else self.common + cell.deviation
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of one step's log time around its prediction."""
+        return sqrt(self.variance)
+
+    @property
+    def standard_error(self) -> float:
+        """Standard error of a corrected time; the predicted gain of a switch carries it twice."""
+        return self.noise / sqrt(max(1.0, min(self.steps, WINDOW_STEPS)))
+
+    @property
+    def drifting(self) -> bool:
+        """Whether reality moves faster than the correction: then the margin of a switch is widened."""
+        limit = max(DRIFT_FLOOR, DRIFT_SIGMAS * self.noise / sqrt(SURPRISE_STEPS))
+        return self.steps > SURPRISE_STEPS and abs(self.surprise) > limit
+
+    def report(self) -> dict[str, Any]:
+        """Plain facts on table against reality: ratios are measured over tabulated seconds."""
+        worst = max((abs(self.common + c.deviation) for c in self._bins.values()), default=0.0)
+        return {
+            "steps": self.steps,
+            "dropped": self.dropped,
+            "verify_ratio": exp(self.common),
+            "draft_ratio": exp(self.draft_ratio),
+            "worst_ratio": exp(worst),
+            "noise": self.noise,
+            "standing_error": self.surprise,
+            "drifting": self.drifting,
+        }
+
+    def reset(self) -> None:
+        """Forget all corrections."""
+        fresh = LiveCost(self.table)
+        for name in ("common", "draft_ratio", "variance", "surprise", "steps", "draft_steps", "dropped"):
+            setattr(self, name, getattr(fresh, name))
+        self._bins.clear()
+
+
+def _usable(seconds: float) -> bool:
+    return isfinite(seconds) and seconds > 0
