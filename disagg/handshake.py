@@ -211,11 +211,13 @@ def judge(
     stock_rows: StockRows,
     policy: MismatchPolicy,
     peer: str,
+    spare_row_bytes: int = 0,
 ) -> PeerVerdict:
     """Judge a prefill server by what it published; None: it has no such route, so it runs stock SGLang.
 
     A stock peer is served cold under both policies (a rolling upgrade must not fail requests), a peer that
-    differs by `policy`, and a peer whose buffers would overwrite ours is refused under both.
+    differs by `policy`, and a peer whose buffers would overwrite ours is refused under both: of these, only a
+    hidden row of at most `spare_row_bytes` can be redirected.
     """
     if payload is None:
         message = f"PD peer {peer} does not run spec-ext: serving its requests without draft records"
@@ -228,6 +230,7 @@ def judge(
         unsafe = any(mismatch.unsafe for mismatch in row_mismatches)
         if row_mismatches and not unsafe:
             redirect = envelope.stock_rows.row_bytes[stock_rows.hidden_index]
+            unsafe = redirect > spare_row_bytes
         found += row_mismatches
         prefill = envelope.read_capability()
         found = compare(prefill=prefill, decode=decode) + found

@@ -5,8 +5,11 @@ earlier owner is told from the current one's. Exhaustion is back-pressure: `acqu
 a slot twice, or somebody else's, raises and changes nothing. Pure; one thread owns an allocator.
 """
 
+import logging
 from collections import deque
 from dataclasses import dataclass
+
+logger = logging.getLogger("sglang.spec_ext.disagg")
 
 GENERATION_LIMIT = 2**32  # the header field is 32 bits wide; 0 means "none"
 
@@ -77,3 +80,40 @@ class SlotAllocator:
     def leases_of(self, owner: int) -> tuple[SlotLease, ...]:
         """Return every lease that `owner` holds, to release them when a request ends for any reason."""
         return tuple(lease for lease in self._held.values() if lease.owner == owner)
+
+
+class CheckedIndexAllocator:
+    """Stands for SGLang's ReqToMetadataIdxAllocator: the same interface, with each slot's holder checked.
+
+    SGLang's appends whatever index it is given: a slot freed twice then has two owners, and each reads the
+    other's draft state. Here such a call is counted, logged and changes nothing.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.errors = 0
+        self._slots = SlotAllocator(size)
+        self._leases: dict[int, SlotLease] = {}
+
+    def available_size(self) -> int:
+        """Return how many slots `alloc` could hand out now."""
+        return self._slots.num_free
+
+    def alloc(self) -> int | None:
+        """Return a free slot, None when all are taken."""
+        lease = self._slots.acquire(owner=0)
+        if lease is None:
+            return None
+        self._leases[lease.slot] = lease
+        return lease.slot
+
+    def free(self, free_index: int) -> None:
+        """Give a slot back."""
+        lease = self._leases.pop(free_index, None)
+        if lease is None:
+            self.errors += 1
+            logger.error(
+                "metadata slot %r was freed but is not held; ignored (%d so far)", free_index, self.errors
+            )
+            return
+        self._slots.release(lease)

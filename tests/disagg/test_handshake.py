@@ -36,7 +36,9 @@ DEGRADE, REFUSE = hs.MismatchPolicy.DEGRADE, hs.MismatchPolicy.REFUSE
 
 
 def judge(payload, policy=DEGRADE, rows=ROWS):
-    return hs.judge(payload, decode=OURS, stock_rows=rows, policy=policy, peer="10.0.0.1:8998")
+    return hs.judge(
+        payload, decode=OURS, stock_rows=rows, policy=policy, peer="10.0.0.1:8998", spare_row_bytes=4096
+    )
 
 
 def test_equal_servers_are_warm_wherever_their_sidecar_listens():
@@ -183,3 +185,5 @@ def test_a_hidden_row_of_another_length_is_redirected_when_degraded():
     assert (cold.standing, cold.redirect_hidden_bytes) == (hs.Standing.COLD, 4096)
     assert cold.reasons == ("hidden_width", "stock_rows[8]")
     assert judge(payload, REFUSE).redirect_hidden_bytes == 0
+    too_long = judge(hs.encode_answer(theirs, replace_row(8, 4160)))
+    assert (too_long.standing, too_long.redirect_hidden_bytes) == (hs.Standing.REFUSED, 0)

@@ -1,0 +1,67 @@
+"""Seams at start-up: the session opens with SGLang's metadata buffers and registers as the last of them."""
+
+from typing import Any, NamedTuple
+
+from sglang_spec_ext.disagg import describe
+from sglang_spec_ext.disagg.counters import PdCounters
+from sglang_spec_ext.disagg.session import PdOptions, PdSession, current_session, install_session
+
+
+class _Setup(NamedTuple):
+    """What `before_init_disaggregation` leaves for the buffers that are made next."""
+
+    scheduler: Any
+    options: PdOptions
+    counters: PdCounters
+
+
+_setup: list[_Setup] = []
+_options: list[tuple[PdOptions, PdCounters]] = []
+
+
+def configure(options: PdOptions, counters: PdCounters) -> None:
+    """Ask for records in this process; the plugin calls it before SGLang's set-up."""
+    _options[:] = [(options, counters)]
+
+
+def before_init_disaggregation(scheduler: Any) -> None:
+    """BEFORE Scheduler.init_disaggregation: note who is about to make its metadata buffers."""
+    _setup.clear()
+    if not _options:
+        return
+    options, counters = _options[0]
+    reason = describe.unsupported_reason(scheduler)
+    if reason is None:
+        _setup.append(_Setup(scheduler, options, counters))
+    elif reason != "the server is not disaggregated":
+        raise SystemExit(f"spec-ext: no PD records: {reason}; or start with --spec-ext-pd-transport off")
+
+
+def after_buffers_init(_result: None, buffers: Any, size: int, *_args: Any, **_kwargs: Any) -> None:
+    """AFTER MetadataBuffers.__init__: open the session with as many slots as SGLang's own rows."""
+    if not _setup:
+        return
+    scheduler, options, counters = _setup.pop()
+    capability = describe.capability_of(scheduler, buffers, transport=options.transport)
+    role = scheduler.disaggregation_mode.value
+    install_session(PdSession(capability, role=role, num_slots=size, options=options, counters=counters))
+
+
+def after_buf_infos(infos: tuple[list[int], list[int], list[int]], buffers: Any) -> None:
+    """AFTER MetadataBuffers.get_buf_infos: learn SGLang's row lengths, append our buffer last."""
+    session = current_session()
+    if session is None:
+        return
+    pointers, lens, item_lens = infos
+    session.stock_rows = describe.stock_rows_of(buffers, pointers, item_lens)
+    if session.rows is not None:
+        pointers.append(session.rows.pointer)
+        lens.append(session.rows.nbytes)
+        item_lens.append(session.rows.row_bytes)
+
+
+def after_clear_slot(_result: None, _buffers: Any, slot: int) -> None:
+    """AFTER MetadataBuffers.clear_slot: blank our row too."""
+    session = current_session()
+    if session is not None:
+        session.clear(slot)
