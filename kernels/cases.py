@@ -66,3 +66,31 @@ def chain_case(
         q[:, :num_drafts, :vocab_size] = flat.view(num_requests, num_drafts, vocab_size)
         case["draft_probs"] = q[:, :num_drafts, :vocab_size]
     return case
+
+
+def confidence_case(num_requests: int, num_positions: int, *, seed: int) -> dict[str, Any]:
+    """Arguments of `survival_plan`: coarse confidences (many ties), bad rows, caps with padding requests."""
+    generator = torch.Generator().manual_seed(seed)
+    wide = torch.full((num_requests, num_positions + 3), float("nan"))
+    steps = torch.randint(0, 5, (num_requests, num_positions), generator=generator)
+    wide[:, :num_positions] = torch.tensor([0.0, 0.5, 0.75, 0.9, 1.0])[steps]
+    confidences = wide[:, :num_positions]
+    if num_positions:
+        for row, bad in zip(range(3, num_requests, 5), (float("nan"), 1.5, -0.1, float("inf")), strict=False):
+            confidences[row, row % num_positions] = bad
+    caps = torch.randint(-1, num_positions + 2, (num_requests,), generator=generator).int()
+    return {"confidences": confidences, "caps": caps}
+
+
+def logits_case(num_rows: int, vocab_size: int, *, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """[num_rows, V] coarse logits (many ties), pitched; rows with NaN, with one finite logit and without any."""
+    generator = torch.Generator().manual_seed(seed)
+    wide = torch.full((num_rows, vocab_size + 7), float("nan"), dtype=dtype)
+    logits = wide[:, :vocab_size]
+    logits.copy_((torch.randn(num_rows, vocab_size, generator=generator) * 8).round() / 4)
+    if num_rows > 4:
+        logits[1, vocab_size // 3 :: 2] = float("nan")
+        logits[2] = -float("inf")
+        logits[3] = -float("inf")
+        logits[3, vocab_size // 2] = 1.25
+    return logits

@@ -16,8 +16,8 @@ _REJECTION = tl.constexpr(2)
 _MODE_CODES = {"greedy": _GREEDY.value, "target_only": _TARGET_ONLY.value, "rejection": _REJECTION.value}
 _NO_TOKEN = tl.constexpr(NO_TOKEN)
 
-# Widest block of the vocabulary that a program holds in registers (32 floats a thread at 8 warps).
-_MAX_BLOCK_V = 8192
+# Widest block of the vocabulary that a program holds in registers (16 floats a thread at 8 warps).
+_MAX_BLOCK_V = 4096
 
 
 @triton.jit
@@ -42,7 +42,8 @@ def _last_token_weights(
     return p, residual
 
 
-@triton.jit
+# a new batch must not compile anew
+@triton.jit(do_not_specialize=["num_rows", "num_drafts", "drafts_stride", "uniforms_stride"])
 def _chain_accept_kernel(  # noqa: PLR0917
     drafts_ptr,  # [R, K] int32 or int64
     row_starts_ptr,  # [R] int32 or int64, or None: dense
@@ -117,11 +118,11 @@ def _chain_accept_kernel(  # noqa: PLR0917
         residual_mass = tl.zeros([NUM_BLOCKS], tl.float32)
         for block in range(tl.cdiv(vocab_size, BLOCK_V)):
             offsets = block * BLOCK_V + tl.arange(0, BLOCK_V)
-            p, residual = _last_token_weights(
+            whole, rest = _last_token_weights(
                 p_row_ptr, q_row_ptr, offsets, vocab_size, rejected, rejected_token, MODE
             )
-            p_mass = tl.where(blocks == block, tl.sum(p, axis=0), p_mass)
-            residual_mass = tl.where(blocks == block, tl.sum(residual, axis=0), residual_mass)
+            p_mass = tl.where(blocks == block, tl.sum(whole, axis=0), p_mass)
+            residual_mass = tl.where(blocks == block, tl.sum(rest, axis=0), residual_mass)
         # An empty residual means p == q up to rounding: p itself is the distribution to draw from.
         from_residual = tl.sum(residual_mass, axis=0) > 0
         mass = tl.where(from_residual, residual_mass, p_mass)
@@ -134,10 +135,10 @@ def _chain_accept_kernel(  # noqa: PLR0917
         chosen = tl.minimum(above, last)
         before = tl.sum(tl.where(blocks < chosen, mass, 0.0), axis=0)
         offsets = chosen * BLOCK_V + tl.arange(0, BLOCK_V)
-        p, residual = _last_token_weights(
+        whole, rest = _last_token_weights(
             p_row_ptr, q_row_ptr, offsets, vocab_size, rejected, rejected_token, MODE
         )
-        weights = tl.where(from_residual, residual, p)
+        weights = tl.where(from_residual, rest, whole)
         inside = before + tl.cumsum(weights, axis=0)
         token = tl.min(tl.where((inside > goal) & (weights > 0), offsets, vocab_size), axis=0)
         last_token = tl.max(tl.where(weights > 0, offsets, 0), axis=0)
