@@ -83,7 +83,7 @@ def confidence_case(num_requests: int, num_positions: int, *, seed: int) -> dict
 
 
 def logits_case(num_rows: int, vocab_size: int, *, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """[num_rows, V] coarse logits (many ties), pitched; rows with NaN, with one finite logit and without any."""
+    """[num_rows, V] coarse logits (many ties), pitched; rows with NaN, one finite logit, none."""
     generator = torch.Generator().manual_seed(seed)
     wide = torch.full((num_rows, vocab_size + 7), float("nan"), dtype=dtype)
     logits = wide[:, :vocab_size]

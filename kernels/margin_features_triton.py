@@ -17,7 +17,7 @@ _MAX_BLOCK_V = 2048
 @triton.jit
 def _enter(x, columns, inside, largest, second, largest_id, nan_id):
     """Take one block of logits into the running top two of each lane."""
-    is_nan = x != x
+    is_nan = x != x  # noqa: PLR0124
     nan_id = tl.where(is_nan & inside & (nan_id == _NO_COLUMN), columns, nan_id)
     x = tl.where(is_nan, -float("inf"), x)
     second = tl.maximum(second, tl.minimum(largest, x))

@@ -1,9 +1,10 @@
-"""Every kernel compiles to machine code for the GPUs it is written for; no GPU is needed for that.
+"""Every kernel compiles to machine code for a GPU; no GPU is needed for that.
 
 The interpreter accepts things that the compiler refuses (and ignores layouts and types that it insists on),
 so passing there is not enough. The wrappers are called on CPU tensors with launching replaced by compiling.
 """
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,17 +15,12 @@ FOLDER = Path(__file__).parent
 ROOT = FOLDER.parent.parent
 
 
-@pytest.mark.parametrize("capability", [90, 100])
-def test_every_kernel_compiles(capability, tmp_path):
-    """Hopper and data-centre Blackwell."""
+def test_every_kernel_compiles_for_hopper(tmp_path):
+    """All kernels of the folder, each in the variants that the wrappers launch."""
     pytest.importorskip("triton")
-    command = [sys.executable, str(FOLDER / "compile_kernels.py"), str(capability)]
-    env = {
-        "PATH": "/usr/bin:/bin",
-        "HOME": str(tmp_path),
-        "TRITON_CACHE_DIR": str(tmp_path),
-        "OMP_NUM_THREADS": "1",
-    }
+    command = [sys.executable, str(FOLDER / "compile_kernels.py"), "90"]
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    env |= {"TRITON_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False
     )
