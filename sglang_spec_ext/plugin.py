@@ -25,10 +25,12 @@ def register() -> None:
 
     if "cpu" in wanted:
         from sglang_spec_ext.cpu.arguments import register_attention_backend
+        from sglang_spec_ext.cpu.layers import register_forwards
         from sglang_spec_ext.cpu.process import prepare_process
 
         prepare_process()
         register_attention_backend()
+        register_forwards()
     install(hook for hook in HOOKS if hook.when in wanted)
 
 

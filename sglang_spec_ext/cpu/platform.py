@@ -16,6 +16,10 @@ from sglang_spec_ext.cpu.refusals import ALGORITHMS, refuse_unserved
 from sglang_spec_ext.cpu.selection import ATTENTION_BACKEND
 
 
+DEFAULT_MAX_TOTAL_TOKENS = 32768
+DEFAULT_MEM_FRACTION = 0.7
+
+
 class CpuReferencePlatform(CpuDeviceMixin, SRTPlatform):
     """A CPU without compiled kernels: every fused op takes its `native` forward and nothing is captured."""
 
@@ -25,8 +29,15 @@ class CpuReferencePlatform(CpuDeviceMixin, SRTPlatform):
     capabilities = PlatformCapabilities()
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
-        """Refuse by name what this platform does not serve, before anything is built."""
+        """Refuse by name what this platform does not serve; bound the K/V pool unless the user did.
+
+        SGLang sizes the pool from free memory, which on a laptop is everybody's.
+        """
         refuse_unserved(server_args)
+        if server_args.max_total_tokens is None:
+            server_args.max_total_tokens = DEFAULT_MAX_TOTAL_TOKENS
+        if server_args.mem_fraction_static is None:
+            server_args.mem_fraction_static = DEFAULT_MEM_FRACTION
 
     def get_default_attention_backend(self) -> str:
         """Return the only attention back end of this platform."""
