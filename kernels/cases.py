@@ -8,6 +8,8 @@ views of wider buffers whose unused parts hold NaN: a kernel that reads past its
 from typing import Any
 
 import torch
+from sglang_spec_ext.kernels.markov_step import GumbelKey
+from sglang_spec_ext.kernels.row_layout import FieldLayout, RowLayout
 
 GRAIN = 4096
 
@@ -94,3 +96,66 @@ def logits_case(num_rows: int, vocab_size: int, *, dtype: torch.dtype, seed: int
         logits[3] = -float("inf")
         logits[3, vocab_size // 2] = 1.25
     return logits
+
+
+def markov_case(
+    num_requests: int, vocab_size: int, rank: int, *, dtype: torch.dtype, noise: str, seed: int
+) -> dict[str, Any]:
+    """Arguments of `markov_step` with exact biases; noise is "greedy", "given" or "philox"."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def small(*shape: int) -> torch.Tensor:
+        return torch.randint(-1, 2, shape, generator=generator).to(dtype)
+
+    case: dict[str, Any] = {
+        "base_logits": logits_case(num_requests, vocab_size, dtype=dtype, seed=seed),
+        "prev_tokens": torch.randint(-1, 12, (num_requests,), generator=generator),
+        "w1": small(11, rank),
+        "w2": small(vocab_size, rank),
+        "temperatures": None,
+        "gumbel": None,
+        "logits_out": torch.full((num_requests, vocab_size), float("nan")),
+    }
+    if noise == "greedy":
+        return case | {"logits_out": None}
+    case["temperatures"] = torch.tensor([0.7, 0.0, 1.0, 2.5]).repeat(num_requests)[:num_requests]
+    if noise == "given":
+        case["gumbel"] = -torch.empty(num_requests, vocab_size).exponential_(generator=generator).log()
+    else:
+        case["gumbel"] = GumbelKey(key=0x1234_5678_9ABC + seed, offset=torch.tensor([2**33 + 5]), step=3)
+    return case
+
+
+def record_layout(*, hidden_width: int, hidden_dtype: torch.dtype, topk: int, block: int) -> RowLayout:
+    """A layout shaped like a PD record's: two hidden rows, top-k, block ids and confidences."""
+    fields, offset = [], 64
+    for name, width, dtype, entry_width in (
+        ("hidden", 2 * hidden_width, hidden_dtype, hidden_width),
+        ("topk_p", topk, torch.float32, 1),
+        ("topk_index", topk, torch.int64, 1),
+        ("block_ids", block, torch.int32, 1),
+        ("block_confidence", block, torch.float32, 1),
+    ):
+        fields.append(FieldLayout(name, offset, width, dtype, max(entry_width, 1)))
+        offset += -(-fields[-1].nbytes // 64) * 64
+    return RowLayout(row_bytes=offset, fields=tuple(fields), reserved_bytes=64)
+
+
+def record_case(layout: RowLayout, num_requests: int, *, seed: int) -> dict[str, Any]:
+    """Arguments of `record_pack` but the rows: scattered, short and missing sources, counts, skipped slots."""
+    generator = torch.Generator().manual_seed(seed)
+    sources, source_rows, counts = {}, {}, {}
+    for i, field in enumerate(layout.fields):
+        entries = field.width // field.entry_width
+        width = max(entries - i % 2, 0) * field.entry_width  # every other source is one entry short
+        raw = torch.randint(-1000, 1000, (2 * num_requests + 1, width + 4), generator=generator)
+        sources[field.name] = raw.to(field.dtype)[:, :width]
+        source_rows[field.name] = torch.randperm(2 * num_requests + 1, generator=generator)[:num_requests]
+        counts[field.name] = torch.randint(0, entries + 1, (num_requests,), generator=generator).int()
+    first, second = layout.fields[0].name, layout.fields[1].name
+    del source_rows[second], counts[first]
+    if seed % 2:
+        del sources[second], counts[second]
+    slots = torch.randperm(num_requests + 3, generator=generator)[:num_requests]
+    slots[4::5] = -1
+    return {"slots": slots, "sources": sources, "source_rows": source_rows, "counts": counts}

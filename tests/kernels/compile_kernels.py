@@ -7,9 +7,18 @@ import sys
 
 import torch
 import triton
-from sglang_spec_ext.kernels.cases import chain_case, confidence_case, logits_case
+from sglang_spec_ext.kernels.cases import (
+    chain_case,
+    confidence_case,
+    logits_case,
+    markov_case,
+    record_case,
+    record_layout,
+)
 from sglang_spec_ext.kernels.chain_accept_triton import chain_accept_triton
 from sglang_spec_ext.kernels.margin_features_triton import margin_features_triton
+from sglang_spec_ext.kernels.markov_step_triton import markov_step_triton
+from sglang_spec_ext.kernels.record_pack_triton import record_pack_triton, record_unpack_triton
 from sglang_spec_ext.kernels.survival_plan_triton import survival_plan_triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
@@ -61,7 +70,7 @@ def chain_accept() -> None:
     for mode, layout in (("greedy", "dense"), ("target_only", "capped"), ("rejection", "ragged")):
         for vocab_size in (97, 40_000):
             case = dict.fromkeys(names) | chain_case(2, 7, vocab_size, mode=mode, layout=layout, seed=0)
-            chain_accept_triton(case.pop("drafts"), **case)
+            chain_accept_triton(**case)
 
 
 def survival_plan() -> None:
@@ -79,6 +88,24 @@ def margin_features() -> None:
             margin_features_triton(logits_case(2, vocab_size, dtype=dtype, seed=0))
 
 
+def markov_step() -> None:
+    """Each kind of noise and dtype; one tile of rows and several."""
+    for noise, num_requests, rank in (("greedy", 3, 16), ("given", 70, 256), ("philox", 20, 64)):
+        for dtype in (torch.bfloat16, torch.float32):
+            case = markov_case(num_requests, 1000, rank, dtype=dtype, noise=noise, seed=0)
+            markov_step_triton(**case)
+
+
+def record_pack() -> None:
+    """Wide words and narrow ones."""
+    for hidden_width, dtype in ((4096, torch.bfloat16), (129, torch.bfloat16), (7168, torch.float32)):
+        layout = record_layout(hidden_width=hidden_width, hidden_dtype=dtype, topk=8, block=7)
+        case = record_case(layout, 5, seed=0)
+        rows = torch.zeros((8, layout.row_bytes), dtype=torch.uint8)
+        record_pack_triton(rows, layout, **case)
+        record_unpack_triton(rows, layout.fields, slots=case["slots"], word_bytes=layout.word_bytes)
+
+
 if __name__ == "__main__":
     driver.set_active(NoDevice(int(sys.argv[1])))
     assert not triton.knobs.runtime.interpret
@@ -86,3 +113,5 @@ if __name__ == "__main__":
     chain_accept()
     survival_plan()
     margin_features()
+    markov_step()
+    record_pack()

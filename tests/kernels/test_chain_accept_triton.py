@@ -1,5 +1,7 @@
 """The Triton kernel of `chain_accept` against its twin, integer for integer."""
 
+import itertools
+
 import pytest
 import torch
 from sglang_spec_ext.kernels.cases import chain_case
@@ -20,9 +22,8 @@ ARGUMENTS = (
 def both(case: dict, device: str) -> tuple:
     """Run twin and kernel on the same arguments."""
     full = dict.fromkeys(ARGUMENTS) | case
-    drafts = full.pop("drafts")
     moved = {name: v.to(device) if isinstance(v, torch.Tensor) else v for name, v in full.items()}
-    return chain_accept_ref(drafts, **full), chain_accept_triton(drafts.to(device), **moved)
+    return chain_accept_ref(**full), chain_accept_triton(**moved)
 
 
 def assert_equal(want, got) -> None:
@@ -48,20 +49,17 @@ def test_kernel_equals_twin(num_requests, num_drafts, vocab_size, mode, layout, 
 def test_kernel_equals_twin_at_the_edges(triton_device):
     """Coins 0 and almost 1, zero and NaN rows, q that is no probability."""
     almost = 1.0 - 2.0**-24
-    p = torch.tensor([[0.0, 1.0, 0.0], [0.25, 0.25, 0.5], [float("nan")] * 3, [0.0] * 3]).repeat_interleave(
-        4, dim=0
-    )
-    q = torch.tensor(
-        [[[0.0, 0.0, 1.0]] * 3, [[float("nan"), 1.0, 0.0]] * 3, [[0.5, 0.5, 0.0]] * 3, [[0.25] * 3] * 3]
-    )
-    for final in (0.0, 0.5, almost):
-        for coin in (0.0, almost):
-            for token in (-1, 0, 1, 2, 3):
-                case = {
-                    "drafts": torch.full((4, 3), token),
-                    "target_probs": p,
-                    "uniforms": torch.full((4, 3), coin),
-                    "final_uniforms": torch.full((4,), final),
-                }
-                assert_equal(*both(case | {"mode": "target_only"}, triton_device))
-                assert_equal(*both(case | {"mode": "rejection", "draft_probs": q}, triton_device))
+    nan = float("nan")
+    rows = torch.tensor([[0.0, 1.0, 0.0], [0.25, 0.25, 0.5], [nan] * 3, [0.0] * 3])
+    rivals = torch.tensor([[0.0, 0.0, 1.0], [nan, 1.0, 0.0], [0.5, 0.5, 0.0], [0.25] * 3])
+    everything = itertools.product(range(4), range(4), (0.0, 0.5, almost), (0.0, almost), (-1, 0, 1, 2, 3))
+    p_row, q_row, final, coin, token = (torch.tensor(column) for column in zip(*everything, strict=True))
+    case = {
+        "drafts": token[:, None].expand(-1, 2).contiguous(),
+        "target_probs": rows[p_row].repeat_interleave(3, dim=0),
+        "uniforms": coin[:, None].expand(-1, 2).contiguous(),
+        "final_uniforms": final,
+    }
+    assert_equal(*both(case | {"mode": "target_only"}, triton_device))
+    q = rivals[q_row][:, None].expand(-1, 2, -1)
+    assert_equal(*both(case | {"mode": "rejection", "draft_probs": q}, triton_device))
