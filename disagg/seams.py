@@ -25,6 +25,7 @@ _COMMON = f"{_DISAGG}.common.conn"
 _HERE = "sglang_spec_ext.disagg"
 _ROWS_UPSTREAM = "https://github.com/sgl-project/sglang/pull/31466"
 _PLUGIN_AUX = "SGLang lets a plugin register metadata buffers"
+_HOST_MEMORY = "SGLang's transfer back ends ask where the pools are"
 _CHECKED = "SGLang compares the metadata layout of both servers"
 
 SEAMS = (
@@ -179,5 +180,25 @@ SEAMS = (
         _CHECKED,
         ("self",),
         "https://github.com/sgl-project/sglang/pull/33877",
+    ),
+)
+
+# for servers on the CPU platform, with or without records
+CPU_SEAMS = (
+    SeamRow(
+        f"{_DISAGG}.utils.get_kv_class",
+        "after",
+        f"{_HERE}.cpu_transport:after_get_kv_class",
+        "NIXL registers KV as device memory, Mooncake's sender needs a CUDA event",
+        _HOST_MEMORY,
+        ("transfer_backend", "class_type"),
+    ),
+    SeamRow(
+        f"{_DISAGG}.prefill.SchedulerDisaggregationPrefillMixin.maybe_send_cached_prefix_chunk",
+        "around",
+        f"{_HERE}.cpu_transport:around_early_send",
+        "records a CUDA event",
+        _HOST_MEMORY,
+        ("self",),
     ),
 )
