@@ -56,6 +56,9 @@ def around_commit(original: Any, queue: Any, decode_req: Any) -> None:
     else:
         anchor = int(queue.metadata_buffers.output_ids[slot][0])
         record = session.collect(slot, handed_request(req, anchor), verdict)
+    told_at = decode_req.kv_receiver.init_time  # when prefill was told where to write, by time.time()
+    if told_at is not None:
+        session.counters.transfer_seconds += max(0.0, time.time() - told_at)
     original(queue, decode_req)
     keeps_stock = verdict is not None and NO_EXTENSION in verdict.reasons
     req.spec_ext_handoff = (record, keeps_stock)
@@ -103,7 +106,7 @@ def _is_usable(session: PdSession, record: DraftRecord | None) -> bool:
 
 def start_warm(session: PdSession, req: Any, record: DraftRecord) -> None:
     """Hand the record's draft state to the request, and its prior to the controller."""
-    req.spec_ext_warm = True
+    req.spec_ext_warm = req.spec_ext_first_step = True
     if session.capability.algorithm in EAGLE_ALGORITHMS:
         builders.warm_eagle(req, record)
     elif record.block_ids.size:
@@ -113,10 +116,21 @@ def start_warm(session: PdSession, req: Any, record: DraftRecord) -> None:
 
 def start_cold(session: PdSession, req: Any, *, keeps_stock: bool) -> None:
     """Start without a record. Only what a stock peer sent is kept, and only where it has SGLang's width."""
-    req.spec_ext_warm = False
+    req.spec_ext_warm = req.spec_ext_first_step = False
     capability = session.capability
     if capability.algorithm not in EAGLE_ALGORITHMS:
         return
     num_topk = capability.topk_entries
     if not keeps_stock or num_topk > req.output_topk_p.size(0):
         builders.cold_eagle(req, num_topk=num_topk)
+
+
+def after_resolve_tokens(_tokens: Any, _processor: Any, result: Any, batch: Any) -> None:
+    """AFTER _resolve_spec_v2_tokens: count the accept length of each request's first decode step."""
+    session = current_session()
+    if session is None:
+        return
+    for row, req in enumerate(batch.reqs):
+        warm = req.__dict__.pop("spec_ext_first_step", None)
+        if warm is not None:
+            session.counters.note_first_step(int(result.accept_lens[row]), warm=warm)

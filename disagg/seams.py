@@ -133,6 +133,15 @@ SEAMS = (
         "https://github.com/sgl-project/sglang/issues/32527",
     ),
     SeamRow(
+        "sglang.srt.managers.scheduler_components.batch_result_processor."
+        "SchedulerBatchResultProcessor._resolve_spec_v2_tokens",
+        "after",
+        f"{_HERE}.seam_decode:after_resolve_tokens",
+        "counts the accept length of the first decode step, warm and cold apart",
+        "SGLang reports it per step",
+        ("self", "result", "batch"),
+    ),
+    SeamRow(
         f"{_COMMON}.CommonKVBootstrapServer._setup_routes",
         "after",
         f"{_HERE}.seam_peers:after_setup_routes",

@@ -1,6 +1,6 @@
 """One side of SGLang's real transfer path without a model, driven by JSON lines; run by test_transfer.py.
 
-    python transfer_peer.py prefill|decode nixl|mooncake   (commands on stdin, answers on
+    python transfer_peer.py prefill|decode   (commands on stdin, answers on
     stdout)
 
 Real: KVManager, KVSender, KVReceiver, bootstrap server, MetadataBuffers, DecodeTransferQueue and the seams of
@@ -16,7 +16,7 @@ import zlib
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
-ROLE, BACKEND = sys.argv[1], sys.argv[2]
+ROLE = sys.argv[1]
 SLOTS, HIDDEN, TOPK, VOCAB, KV_SLOTS = 6, 96, 20, 1000, 64
 OPTIONS = {}  # of the scenario at hand: stock, transport, policy, key_file, capability, stock_hidden, topk
 DEADLINE_S = 20.0
@@ -75,8 +75,7 @@ class Peer:
         from sglang.srt.runtime_context import get_context, get_parallel
 
         install_seams()
-        if BACKEND == "mooncake":
-            os.environ["MC_FORCE_TCP"] = "1"
+        os.environ["MC_FORCE_TCP"] = "1"  # what SGLang's mooncake_tcp sets
         self.server_args = (
             get_context()
             .override_server_args(
@@ -84,7 +83,6 @@ class Peer:
                 port=39999,
                 device="cpu",
                 disaggregation_mode=ROLE,
-                disaggregation_transfer_backend=BACKEND,
             )
             .install()
         )
@@ -93,19 +91,13 @@ class Peer:
         get_context().config_bag("device")._set("gpu_id", 0)
         from sglang.srt.disaggregation import utils
 
-        self.utils, self.backend = utils, utils.TransferBackend(BACKEND)
+        self.utils = utils
         self.kv = [torch.zeros((KV_SLOTS, 128)) for _ in range(4)]
-        if BACKEND == "mooncake":
-            from sglang.srt.distributed.device_communicators.mooncake_transfer_engine import (
-                init_mooncake_transfer_engine,
-            )
-
-            init_mooncake_transfer_engine(hostname="127.0.0.1", gpu_id=0)
         if ROLE == "decode":
             store = torch.distributed.HashStore()
             torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=store)
 
-    def do_start(self, port, options):
+    def do_start(self, backend, port, options):
         """Become a new server: buffers, session, manager, and prefill's bootstrap server on `port`.
 
         With the option `stock` there is no session, and every seam leaves SGLang as it is.
@@ -116,8 +108,18 @@ class Peer:
 
         OPTIONS.clear()
         OPTIONS.update(options)
-        self.port = port
-        get_context().config_bag("disagg")._set("disaggregation_bootstrap_port", port)
+        self.port, self.backend = port, self.utils.TransferBackend(backend)
+        if backend == "mooncake":
+            from sglang.srt.distributed.device_communicators.mooncake_transfer_engine import (
+                get_mooncake_transfer_engine,
+                init_mooncake_transfer_engine,
+            )
+
+            if get_mooncake_transfer_engine() is None:
+                init_mooncake_transfer_engine(hostname="127.0.0.1", gpu_id=0)
+        disagg = get_context().config_bag("disagg")
+        disagg._set("disaggregation_bootstrap_port", port)
+        disagg._set("disaggregation_transfer_backend", backend)
         if ROLE == "prefill":
             self.kv_class("BOOTSTRAP_SERVER")(host="127.0.0.1", port=port)
         self.allocator = self.utils.ReqToMetadataIdxAllocator(SLOTS)
@@ -320,17 +322,15 @@ class Peer:
         poller.abort()
 
     def do_state(self):
-        counters = {}
-        if self.session is not None:
-            for name, label, value in self.session.counters.rows():
-                counters[f"{name}.{label}" if label else name] = value
-        waiting = self.session.subscriber and len(self.session.subscriber) if self.session else None
-        return {
-            "free": self.allocator.available_size(),
-            "counters": counters,
-            "waiting": waiting,
-            "peers": dict(self.session.peers) if self.session else {},
+        session = self.session
+        if session is None:
+            return {"free": self.allocator.available_size(), "counters": {}, "waiting": 0, "peers": {}}
+        counters = {
+            f"{name}.{label}" if label else name: value for name, label, value in session.counters.rows()
         }
+        waiting = len(session.subscriber) if session.subscriber is not None else 0
+        free = self.allocator.available_size()
+        return {"free": free, "counters": counters, "waiting": waiting, "peers": dict(session.peers)}
 
     def wait(self, poller, wanted):
         """Poll until `wanted`; return None, or the failure's text."""
