@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 # name -> (module with configure(parser) and run(args) -> int, one line of help)
 COMMANDS = {
+    "bench": ("sglang_spec_ext.commands.bench", "check and time the kernels and the engine"),
+    "demo": ("sglang_spec_ext.commands.demo", "ask a real server, without and with speculation"),
     "doctor": ("sglang_spec_ext.commands.doctor", "check this machine, the installed SGLang and every hook"),
     "models": ("sglang_spec_ext.commands.models", "prepare, check and train checkpoints"),
     "simulate": ("sglang_spec_ext.commands.simulate", "evaluate draft-length policies without an engine"),

@@ -4,12 +4,14 @@ Formats: `sglang/srt/models/{llama,qwen3,llama_eagle,llama_eagle3,dflash,dspark}
 
 - `random-*`: ordinary random weights. A random draft is accepted about once in V tokens, so these show that a
   draft never changes the output, not that it helps.
-- `bigram-*`: a target whose next token depends on the last one only (every residual branch is zero), and drafts
-  built to know that table except for a chosen quarter of the tokens. Acceptance is high and known, at any
-  temperature, without training.
+- `blend-*`: a target that mostly follows a table from the last token to the next (its residual branches, and with
+  them attention, add about a third), and drafts built to know that table except for a chosen quarter of the
+  tokens. Drafts are accepted often and refused often, at any temperature, without training. It has a tokenizer
+  of one token a character, so that text interfaces can be tested too.
 """
 
 import json
+import string
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +22,8 @@ from safetensors.torch import save_file
 Weights = dict[str, torch.Tensor]
 
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 128, 256, 8, 4, 2, 32
-RANDOM_VOCAB, BIGRAM_VOCAB, REDUCED_VOCAB = 512, 64, 128
+RANDOM_VOCAB, BLEND_VOCAB, REDUCED_VOCAB = 512, 64, 128
+FAVOURITE = 5  # the token that the blend target emits most, and its block draft always proposes
 GAMMA, BLOCK, MARKOV_RANK = 7, 8, 16
 TAPS = (1, 4, 6)
 SEED = 20260105
@@ -36,7 +39,7 @@ class Entry:
     @property
     def recipe(self) -> str:
         """Identify the content: bump the number when a builder changes."""
-        return f"tiny/{self.name}/2"
+        return f"tiny/{self.name}/3"
 
 
 def entries() -> tuple[Entry, ...]:
@@ -54,11 +57,11 @@ def entries() -> tuple[Entry, ...]:
         for head in ("vanilla", "gated", "rnn")
     ]
     rows += [
-        Entry("bigram-llama", lambda path: _save(path, _target_config("llama", BIGRAM_VOCAB), _bigram_target())),
-        Entry("bigram-eagle", lambda path: _save(path, _eagle_config(BIGRAM_VOCAB), _bigram_eagle())),
-        Entry("bigram-eagle3", lambda path: _save(path, *_bigram_eagle3())),
-        Entry("bigram-dflash", lambda path: _save(path, _dflash_config(BIGRAM_VOCAB), _bigram_dflash())),
-        Entry("bigram-dspark", lambda path: _save(path, *_bigram_dspark())),
+        Entry("blend-llama", _blend_target),
+        Entry("blend-eagle", lambda path: _save(path, _eagle_config(BLEND_VOCAB), _blend_eagle())),
+        Entry("blend-eagle3", lambda path: _save(path, *_blend_eagle3())),
+        Entry("blend-dflash", lambda path: _save(path, _dflash_config(BLEND_VOCAB), _blend_dflash())),
+        Entry("blend-dspark", lambda path: _save(path, *_blend_dspark())),
     ]
     return tuple(rows)
 
@@ -103,17 +106,19 @@ def _target_config(family: str, vocab: int) -> dict[str, object]:
     return {**_common(vocab, layers=LAYERS), "architectures": [architecture], "model_type": family}
 
 
-def _block(generator: torch.Generator, prefix: str, *, qk_norm: bool, width: int = HIDDEN) -> Weights:
+def _block(
+    generator: torch.Generator, prefix: str, *, qk_norm: bool, width: int = HIDDEN, std: float = 0.02
+) -> Weights:
     """Return one decoder layer; `width` is the input width of q, k and v (2 x hidden in EAGLE-3)."""
     attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
     weights = {
-        f"{attention}q_proj.weight": _normal(generator, HEADS * HEAD_DIM, width),
-        f"{attention}k_proj.weight": _normal(generator, KV_HEADS * HEAD_DIM, width),
-        f"{attention}v_proj.weight": _normal(generator, KV_HEADS * HEAD_DIM, width),
-        f"{attention}o_proj.weight": _normal(generator, HIDDEN, HEADS * HEAD_DIM),
-        f"{mlp}gate_proj.weight": _normal(generator, INTERMEDIATE, HIDDEN),
-        f"{mlp}up_proj.weight": _normal(generator, INTERMEDIATE, HIDDEN),
-        f"{mlp}down_proj.weight": _normal(generator, HIDDEN, INTERMEDIATE),
+        f"{attention}q_proj.weight": _normal(generator, HEADS * HEAD_DIM, width, std=std),
+        f"{attention}k_proj.weight": _normal(generator, KV_HEADS * HEAD_DIM, width, std=std),
+        f"{attention}v_proj.weight": _normal(generator, KV_HEADS * HEAD_DIM, width, std=std),
+        f"{attention}o_proj.weight": _normal(generator, HIDDEN, HEADS * HEAD_DIM, std=std),
+        f"{mlp}gate_proj.weight": _normal(generator, INTERMEDIATE, HIDDEN, std=std),
+        f"{mlp}up_proj.weight": _normal(generator, INTERMEDIATE, HIDDEN, std=std),
+        f"{mlp}down_proj.weight": _normal(generator, HIDDEN, INTERMEDIATE, std=std),
         f"{prefix}post_attention_layernorm.weight": torch.ones(HIDDEN),
     }
     if qk_norm:
@@ -235,20 +240,28 @@ def _dspark(vocab: int, head: str) -> tuple[dict[str, object], Weights]:
     return _dspark_config(vocab, head, rank), weights
 
 
-def _bigram_tables() -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the target's embedding, rows of unit RMS [V, H], and its head [V, H]."""
+def _blend_tables() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the target's embedding, rows of unit RMS [V, H], and its head [V, H].
+
+    Every embedding shares one direction, which raises the favourite's logit by about five: it leads for a third of
+    the tokens, while the other logits have a standard deviation near 2.5.
+    """
     generator = _generator(6)
-    embedding = _normal(generator, BIGRAM_VOCAB, HIDDEN, std=1.0)
+    shared = _normal(generator, HIDDEN, std=1.0)
+    embedding = _normal(generator, BLEND_VOCAB, HIDDEN, std=1.0) + 0.6 * shared
     embedding /= embedding.pow(2).mean(-1, keepdim=True).sqrt()
-    # logits have a standard deviation near 2.5: a leading token, but no certainty
-    return embedding, _normal(generator, BIGRAM_VOCAB, HIDDEN, std=2.5 / HIDDEN**0.5)
+    head = _normal(generator, BLEND_VOCAB, HIDDEN, std=2.5 / HIDDEN**0.5)
+    head -= head @ shared[:, None] * shared / shared.square().sum()
+    head[FAVOURITE] += 10.0 * shared / shared.square().sum()
+    return embedding, head
 
 
 def _known_rows(embedding: torch.Tensor) -> torch.Tensor:
     """Return the table that the drafts use: a quarter of the rows replaced, so that drafts there are wrong."""
     generator = _generator(7)
     known = embedding.clone()
-    spoiled = torch.randperm(BIGRAM_VOCAB, generator=generator)[: BIGRAM_VOCAB // 4]
+    others = [token for token in range(BLEND_VOCAB) if token != FAVOURITE]
+    spoiled = torch.tensor(others)[torch.randperm(len(others), generator=generator)[: BLEND_VOCAB // 4]]
     known[spoiled] = _normal(generator, len(spoiled), HIDDEN, std=1.0)
     return known
 
@@ -258,22 +271,41 @@ def _silence(weights: Weights, *suffixes: str) -> Weights:
     return {name: torch.zeros_like(w) if name.endswith(suffixes) else w for name, w in weights.items()}
 
 
-def _bigram_target() -> Weights:
-    embedding, head = _bigram_tables()
+def _blend_target(path: Path) -> None:
+    embedding, head = _blend_tables()
     weights: Weights = {"model.embed_tokens.weight": embedding, "lm_head.weight": head}
     weights["model.norm.weight"] = torch.ones(HIDDEN)
     generator = _generator(8)
     for i in range(LAYERS):
         prefix = f"model.layers.{i}."
-        weights |= _silence(_block(generator, prefix, qk_norm=False), "o_proj.weight", "down_proj.weight")
+        weights |= _block(generator, prefix, qk_norm=False, std=0.03)
         weights[f"{prefix}input_layernorm.weight"] = torch.ones(HIDDEN)
-    return weights
+    _save(path, _target_config("llama", BLEND_VOCAB), weights)
+    _save_tokenizer(path)
 
 
-def _bigram_eagle() -> Weights:
+def _save_tokenizer(path: Path) -> None:
+    """Write a tokenizer of one token a character, with a chat template."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    characters = string.ascii_lowercase + string.digits + " .,?!:;-'()\n" + string.ascii_uppercase[:13]
+    tokens = ["<unk>", "<s>", "</s>", *characters]
+    tokens = tokens[:BLEND_VOCAB]
+    tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token="<unk>"))  # noqa: S106
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>"  # noqa: S106
+    )
+    fast.chat_template = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
+    fast.save_pretrained(path)
+
+
+def _blend_eagle() -> Weights:
     """EAGLE reads [embedding ; hidden]: `fc` keeps the embedding and drops a few directions of it."""
-    embedding, _ = _bigram_tables()
-    weights = _silence(_eagle(BIGRAM_VOCAB), "o_proj.weight", "down_proj.weight")
+    embedding, _ = _blend_tables()
+    weights = _silence(_eagle(BLEND_VOCAB), "o_proj.weight", "down_proj.weight")
     keep = torch.eye(HIDDEN)
     keep[: HIDDEN // 8] = 0.0
     weights["fc.weight"] = torch.cat([keep, torch.zeros(HIDDEN, HIDDEN)], 1)
@@ -281,10 +313,10 @@ def _bigram_eagle() -> Weights:
     return weights
 
 
-def _bigram_eagle3() -> tuple[dict[str, object], Weights]:
+def _blend_eagle3() -> tuple[dict[str, object], Weights]:
     """EAGLE-3 reaches the embedding through attention only: sharp attention to the token itself."""
-    _, head = _bigram_tables()
-    config, weights = _eagle3(BIGRAM_VOCAB, BIGRAM_VOCAB)
+    _, head = _blend_tables()
+    config, weights = _eagle3(BLEND_VOCAB, BLEND_VOCAB)
     config["num_key_value_heads"] = HEADS
     embedding_half = torch.cat([torch.eye(HIDDEN), torch.zeros(HIDDEN, HIDDEN)], 1)
     weights["midlayer.self_attn.q_proj.weight"] = 8.0 * embedding_half
@@ -294,18 +326,18 @@ def _bigram_eagle3() -> tuple[dict[str, object], Weights]:
     weights["midlayer.mlp.down_proj.weight"] = torch.zeros(HIDDEN, INTERMEDIATE)
     weights["fc.weight"] = torch.zeros_like(weights["fc.weight"])
     weights["lm_head.weight"] = head.clone()
-    weights["lm_head.weight"][:: 4] = 0.0  # never proposes these
+    weights["lm_head.weight"][::4] = 0.0  # never proposes these
     return config, weights
 
 
-def _bigram_dflash() -> Weights:
+def _blend_dflash() -> Weights:
     """A parallel block without a Markov head proposes from the mask's own embedding: one guess for all places."""
     return _silence(_block_backbone(), "o_proj.weight", "down_proj.weight")
 
 
-def _bigram_dspark() -> tuple[dict[str, object], Weights]:
+def _blend_dspark() -> tuple[dict[str, object], Weights]:
     """The Markov head of rank H holds the whole table; the confidence head points at the spoiled rows."""
-    embedding, head = _bigram_tables()
+    embedding, head = _blend_tables()
     known = _known_rows(embedding)
     weights = _silence(_block_backbone(), "o_proj.weight", "down_proj.weight")
     weights["norm.weight"] = torch.zeros(HIDDEN)  # no base logits: the Markov bias is all there is
@@ -317,4 +349,4 @@ def _bigram_dspark() -> tuple[dict[str, object], Weights]:
     confidence[0, HIDDEN:] = direction[:, 0]
     weights["confidence_head.proj.weight"] = confidence
     weights["confidence_head.proj.bias"] = torch.zeros(1)
-    return _dspark_config(BIGRAM_VOCAB, "vanilla", HIDDEN), weights
+    return _dspark_config(BLEND_VOCAB, "vanilla", HIDDEN), weights

@@ -1,0 +1,31 @@
+# Everything a newcomer needs: `make demo` and `make test`. See README.md.
+SHELL := /bin/bash
+ENV = $(shell ./launch_scripts/create_env.sh --print)
+PYTHON = $(ENV)/bin/python
+# which tests: make test TESTS=tests/control
+TESTS ?= tests
+
+.PHONY: install env-path models demo check test bench clean
+
+install:
+	@./launch_scripts/create_env.sh >/dev/null
+
+env-path: install
+	@./launch_scripts/create_env.sh --print
+
+models: install
+	@$(PYTHON) -m sglang_spec_ext.cli models prepare
+
+demo: install
+	@$(PYTHON) -m sglang_spec_ext.cli models prepare smollm2
+	@./launch_scripts/quickstart.sh
+
+check: install
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m mypy sglang_spec_ext/control sglang_spec_ext/config.py sglang_spec_ext/flags.py sglang_spec_ext/records.py
+
+test: check models
+	$(PYTHON) -P -m pytest $(TESTS)
+
+clean:
+	rm -rf .venv build dist *.egg-info
