@@ -1,0 +1,102 @@
+"""`spec-ext models train`: text from the target, then a draft from the text."""
+
+import argparse
+import pathlib
+import sys
+from typing import TYPE_CHECKING
+
+from sglang_spec_ext.cli import UsageError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+ALGORITHMS = ("dspark", "eagle3", "dflash")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("--algorithm", choices=("text", *ALGORITHMS), required=True)
+    parser.add_argument(
+        "--target", type=pathlib.Path, required=True, help="a Llama folder with its tokenizer"
+    )
+    parser.add_argument(
+        "--text", type=pathlib.Path, required=True, help="folder of generated text, reused if there"
+    )
+    parser.add_argument("--out", type=pathlib.Path, help="the draft's folder (not for --algorithm text)")
+    parser.add_argument(
+        "--text-tokens", type=int, default=300_000, help="stop generating at this many tokens"
+    )
+    parser.add_argument("--steps", type=int, help="training steps (default: the recipe's)")
+    parser.add_argument(
+        "--max-minutes", type=float, default=90.0, help="the schedule ends at this time at the latest"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, help="CPU threads (default: torch's)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Generate missing text, then train; both continue where an earlier run stopped."""
+    if args.algorithm != "text" and args.out is None:
+        raise UsageError(f"models train: --out must name a folder for --algorithm {args.algorithm}; give one")
+    if not (args.target / "tokenizer.json").exists():
+        raise UsageError(
+            f"models train: --target must hold a tokenizer, got {args.target}; run models prepare"
+        )
+    import torch
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(file=sys.stderr)) as progress:
+        _make_text(args, progress)
+        if args.algorithm != "text":
+            _train(args, progress)
+    from sglang_spec_ext.models.train import peak_memory_gib
+
+    print(f"peak memory {peak_memory_gib():.2f} GiB")
+    return 0
+
+
+def _make_text(args: argparse.Namespace, progress: "Progress") -> None:
+    from sglang_spec_ext.models.text import count_new_tokens, make_text
+
+    have = count_new_tokens(args.text)
+    if have >= args.text_tokens:
+        return
+    import torch
+    from transformers import AutoTokenizer
+
+    from sglang_spec_ext.models.prompts import build_prompts
+    from sglang_spec_ext.models.target import Target
+
+    task = progress.add_task("text", total=args.text_tokens, completed=have)
+    target = Target(args.target, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(args.target)
+    for report in make_text(target, tokenizer, build_prompts(args.seed), folder=args.text, seed=args.seed):
+        progress.advance(task, report.new_tokens)
+        if progress.tasks[task].completed >= args.text_tokens:
+            return
+
+
+def _train(args: argparse.Namespace, progress: "Progress") -> None:
+    from sglang_spec_ext.models.train import TrainSettings, train
+    from sglang_spec_ext.models.train_recipes import RECIPES, build_trainee
+
+    settings = TrainSettings(
+        algorithm=args.algorithm,
+        out=args.out,
+        steps=args.steps or RECIPES[args.algorithm].steps,
+        max_minutes=args.max_minutes,
+        seed=args.seed,
+    )
+    trainee = build_trainee(args.algorithm, target_folder=args.target, text_folder=args.text, seed=args.seed)
+    task = progress.add_task(args.algorithm, total=1.0)
+    for report in train(trainee, settings):
+        shown = " ".join(f"{name} {value:.3f}" for name, value in report.shown.items())
+        progress.update(
+            task, completed=report.done, description=f"{args.algorithm} loss {report.loss:.3f} {shown}"
+        )
+        if report.event:
+            progress.console.print(report.event)

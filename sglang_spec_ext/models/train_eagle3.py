@@ -1,0 +1,100 @@
+"""One training step and one validation of an EAGLE-3 draft."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from sglang_spec_ext.models.drafts_eagle3 import Eagle3Draft
+from sglang_spec_ext.models.features import Batch, collate, draw_batch
+from sglang_spec_ext.models.losses import Candidates, distill, teacher_probabilities
+from sglang_spec_ext.models.text import Sample
+from sglang_spec_ext.models.train_record import Progress, Validation
+
+Tensor = torch.Tensor
+
+SEQUENCES_PER_STEP = 6
+# Rows that go on to the next draft step, as a share of those of the step before.
+KEPT_PER_STEP = (0.6, 0.6, 0.6, 0.6)
+
+
+class Eagle3Trainer:
+    """Unrolls an EAGLE-3 draft over sequences and forms its loss."""
+
+    def __init__(self, draft: Eagle3Draft, samples: Sequence[Sample], *, head: Tensor) -> None:
+        self.draft, self.samples = draft, samples
+        self.head = head.float()[draft.common]  # the target's rows, for p
+
+    def loss(self, rng: np.random.Generator, progress: Progress) -> tuple[Tensor, dict[str, float]]:
+        """Return the mean loss over one step's rows and what a progress line shows."""
+        batch = draw_batch(self.samples, self.draft.shape.taps, size=SEQUENCES_PER_STEP, rng=rng)
+        starts, bases = self._draw_starts(batch, rng)
+        outputs = self.draft.unroll(batch, starts)
+        teacher_head = Candidates(self.head, torch.zeros(len(self.head)))
+        draft_head = Candidates(self.draft.lm_head.weight, torch.zeros(len(self.head)))
+        teacher = teacher_probabilities(batch.final.flatten(0, 1), teacher_head)
+        hidden, rows, weight = [], [], []
+        for step, (output, base) in enumerate(zip(outputs, bases, strict=True)):
+            # step j of start s predicts the token after position s + j + 1
+            position = base + step + 1
+            valid = (base >= batch.prompt_len[:, None] - 1) & (position < batch.lengths[:, None])
+            row = torch.arange(len(base))[:, None] * batch.tokens.shape[1] + position
+            hidden.append(output[valid])
+            rows.append(row[valid])
+            # every step counts by the share of rows that it keeps, so one mean over all rows is enough
+            weight.append(torch.ones(int(valid.sum())))
+        weights = torch.cat(weight)
+        result = distill(
+            torch.cat(hidden),
+            draft_head,
+            teacher=teacher,
+            teacher_rows=torch.cat(rows),
+            weight=weights / weights.sum(),
+            ce=progress.ce,
+        )
+        shown = {"overlap": float(result.overlap.mean()), "agree": float(result.agrees.float().mean())}
+        return result.loss, shown
+
+    def _draw_starts(self, batch: Batch, rng: np.random.Generator) -> tuple[list[Tensor], list[Tensor]]:
+        """Return, per step, indices into the step before, and the starts that they name."""
+        size, length = batch.tokens.shape
+        everything = torch.arange(length - 1)[None].expand(size, -1)
+        starts, bases = [everything], [everything]
+        low = batch.prompt_len[:, None].numpy() - 1
+        room = (batch.lengths - batch.prompt_len)[:, None].numpy()
+        count = int(room.max())
+        for step, kept in enumerate(KEPT_PER_STEP):
+            count = max(1, int(count * kept))
+            if step == 0:
+                index = low + (rng.random((size, count)) * room).astype(np.int64)
+            else:
+                index = rng.random((size, starts[-1].shape[1])).argsort(1)[:, :count]
+            chosen = torch.from_numpy(np.ascontiguousarray(index))
+            starts.append(chosen)
+            bases.append(bases[-1].gather(1, chosen))
+        return starts, bases
+
+
+@torch.inference_mode()
+def validate_eagle3(
+    draft: Eagle3Draft, samples: Sequence[Sample], *, head: Tensor, num_drafts: int = 7, stride: int = 12
+) -> Validation:
+    """Measure an EAGLE-3 draft like `validate_block`; a token outside its vocabulary counts as a miss."""
+    head = head.float()
+    record = Validation.empty(num_drafts)
+    for sample in samples:
+        batch = collate([sample], draft.shape.taps)
+        length, prompt_len = len(sample.tokens), sample.prompt_len
+        base = torch.arange(prompt_len - 1, length - num_drafts - 1, stride)[None]
+        if base.numel() == 0:
+            continue
+        same = torch.arange(base.shape[1])[None]
+        starts = [torch.arange(length - 1)[None], base, *[same] * (num_drafts - 2)]
+        outputs = draft.unroll(batch, starts)
+        outputs[0] = outputs[0].gather(1, base[..., None].expand(-1, -1, outputs[0].shape[-1]))
+        hidden = torch.stack([output[0] for output in outputs], 1)  # [n, drafts, hidden]
+        logits = torch.full((*hidden.shape[:2], len(head)), float("-inf"))
+        logits[..., draft.common] = draft.lm_head(hidden)
+        position = base[0][:, None] + 1 + torch.arange(num_drafts)
+        record.add(logits, batch.final[0][position] @ head.T, sample=sample, confidence=None)
+    return record
