@@ -58,9 +58,7 @@ def block_folder(draft: BlockDraft) -> Folder:
         "layer_types": ["full_attention"] * shape.num_layers,
         "block_size": shape.block,
     }
-    tensors = {
-        name: value for name, value in draft.state_dict().items() if not name.startswith("markov_head")
-    }
+    tensors = {name: value for name, value in _folded(draft).items() if not name.startswith("markov_head")}
     taps = {"target_layer_ids": list(shape.taps), "mask_token_id": shape.mask_token_id}
     if not shape.markov_rank:
         return config | {"architectures": ["DFlashDraftModel"], "dflash_config": taps}, tensors
