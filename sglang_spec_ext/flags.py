@@ -63,6 +63,16 @@ def described_fields() -> list[tuple[str, Any, Meta, Any]]:
     return rows
 
 
+def markdown_table() -> str:
+    """Return the flags as a Markdown table, as it stands in the README."""
+    rows = ["| flag | values | default | meaning |", "|---|---|---|---|"]
+    rows.append(f"| `{PREFIX}config` | FILE | none | JSON file with any of these settings; flags win. |")
+    for name, kind, meta, default in described_fields():
+        values = ", ".join(get_args(kind)) if get_origin(kind) is not None else kind.__name__
+        rows.append(f"| `{PREFIX}{name.replace('_', '-')}` | {values} | {default} | {meta.description} |")
+    return "\n".join(rows)
+
+
 def active_config() -> SpecExtConfig | None:
     """Return what this process was started with; None when the extension was not asked for or is off."""
     text = os.environ.get(ENVIRONMENT)

@@ -3,7 +3,8 @@
 `when` says in which case a row is installed:
 - `flags`: the command line may hold `--spec-ext-*` flags;
 - `active`: shadow or adaptive mode was asked for;
-- `cpu`: the CPU reference platform was selected.
+- `cpu`: the CPU reference platform was selected;
+- `draft`: either of the last two.
 
 `kind` is SGLang's own (before, after, around, replace: `sglang/srt/plugins/hook_registry.py`) or one of two more:
 `assign` sets a module attribute in that module only, for names that upstream leaves None on an unknown device;
@@ -17,7 +18,7 @@ from functools import cache
 from typing import Any, Literal
 
 Kind = Literal["before", "after", "around", "replace", "assign", "module"]
-When = Literal["flags", "active", "cpu"]
+When = Literal["flags", "active", "cpu", "draft"]
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,18 @@ FLAG_HOOKS = (
         "takes our values out of the namespace and exports them to child processes",
         _NO_EXTRA_FLAGS,
         ("cls", "args"),
+    ),
+)
+
+DRAFT_HOOKS = (
+    Hook(
+        "sglang.srt.arg_groups.speculative_hook.handle_speculative_decoding",
+        "after",
+        "sglang_spec_ext.draft_check:check_resolved_draft",
+        "draft",
+        "loads a draft with missing tensors silently, and finds a draft of another size only while building it",
+        "SGLang's draft loaders check what they loaded",
+        ("server_args",),
     ),
 )
 
@@ -325,4 +338,4 @@ CPU_HOOKS = (
     ),
 )
 
-HOOKS: tuple[Hook, ...] = (*FLAG_HOOKS, *ACTIVE_HOOKS, *CPU_HOOKS)
+HOOKS: tuple[Hook, ...] = (*FLAG_HOOKS, *DRAFT_HOOKS, *ACTIVE_HOOKS, *CPU_HOOKS)

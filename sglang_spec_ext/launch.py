@@ -1,11 +1,13 @@
 """The launching process: takes our flags out of SGLang's command line and demands proof from the schedulers."""
 
 import argparse
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sglang_spec_ext import __version__, flags
 from sglang_spec_ext.config import SpecExtConfig
+from sglang_spec_ext.cpu import selection
 from sglang_spec_ext.errors import SpecExtError
 
 PROOF_KEY = "spec_ext"
@@ -31,10 +33,23 @@ def take_flags(original: Callable[[type, argparse.Namespace], Any], cls: type, a
 def activate(chosen: SpecExtConfig) -> None:
     """Export the configuration and install the hooks of an active extension in this process."""
     from sglang_spec_ext.hook_install import install
-    from sglang_spec_ext.hooks import ACTIVE_HOOKS
+    from sglang_spec_ext.hooks import ACTIVE_HOOKS, DRAFT_HOOKS
 
+    _require_a_platform()
     flags.export(chosen)
-    install(ACTIVE_HOOKS)
+    install((*DRAFT_HOOKS, *ACTIVE_HOOKS))
+
+
+def _require_a_platform() -> None:
+    """Refuse to start where SGLang would find no device; its own failure does not say what to do."""
+    import torch
+
+    if os.environ.get("SGLANG_PLATFORM") or torch.accelerator.is_available():
+        return
+    raise NotActive(
+        f"no accelerator was found and no platform is selected; to serve on the CPU set "
+        f"SGLANG_PLATFORM={selection.PLATFORM_NAME} and pass --device cpu"
+    )
 
 
 def require_proof(infos: Sequence[Mapping[str, Any]], *args: Any, **kwargs: Any) -> None:

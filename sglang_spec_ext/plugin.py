@@ -37,9 +37,9 @@ def register() -> None:
 def _wanted(*, on_cpu: bool, active: bool) -> set[str]:
     wanted = set()
     if on_cpu:
-        wanted.add("cpu")
+        wanted |= {"cpu", "draft"}
     if active:
-        wanted.add("active")
+        wanted |= {"active", "draft"}
     if _may_hold_flags(sys.argv[1:]):
         wanted.add("flags")
     return wanted

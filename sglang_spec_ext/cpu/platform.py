@@ -14,6 +14,8 @@ from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 from sglang_spec_ext.cpu.cache_locs import extend_cache_locs
 from sglang_spec_ext.cpu.refusals import ALGORITHMS, refuse_unserved
 from sglang_spec_ext.cpu.selection import ATTENTION_BACKEND
+from sglang_spec_ext.errors import SpecExtError
+from sglang_spec_ext.hook_install import installed
 
 
 DEFAULT_MAX_TOTAL_TOKENS = 32768
@@ -38,6 +40,14 @@ class CpuReferencePlatform(CpuDeviceMixin, SRTPlatform):
             server_args.max_total_tokens = DEFAULT_MAX_TOTAL_TOKENS
         if server_args.mem_fraction_static is None:
             server_args.mem_fraction_static = DEFAULT_MEM_FRACTION
+
+    def post_load_model(self, model: torch.nn.Module) -> None:
+        """Stop a worker whose process did not load the plugin: nothing of what follows would be served right."""
+        if not installed():
+            raise SpecExtError(
+                "the CPU reference platform runs without its plugin in this process: loading it failed (see the "
+                "first error of this log), or SGLANG_PLUGINS leaves spec_ext out. Run `spec-ext doctor`."
+            )
 
     def get_default_attention_backend(self) -> str:
         """Return the only attention back end of this platform."""

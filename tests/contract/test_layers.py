@@ -16,7 +16,9 @@ ALLOWED = {
     "config": {"errors"},
     "flags": {"config", "errors"},
     "hook_install": {"hooks"},
-    "launch": {"flags", "config", "errors", "hook_install", "hooks", "__init__"},
+    "draft_check": {"errors", "models"},
+    "testing": set(),
+    "launch": {"cpu", "flags", "config", "errors", "hook_install", "hooks", "__init__"},
     "plugin": {"errors", "flags", "cpu", "hook_install", "hooks"},
     "engine": {"flags", "launch", "config"},
     "doctor": {"hooks", "hook_install", "cpu", "plugin", "models"},
@@ -24,12 +26,13 @@ ALLOWED = {
     "control": {"records", "errors"},
     "kernels": set(),
     "disagg": {"kernels", "errors", "flags", "config"},
-    "cpu": {"errors", "kernels"},
+    "cpu": {"errors", "kernels", "hook_install"},
     "models": {"errors"},
     "workers": {"flags", "config", "errors", "launch", "control", "kernels", "records", "metrics", "models", "__init__"},
     "metrics": {"records"},
     "runtime": {"errors", "config"},
-    "commands": {"cli", "doctor", "models", "control", "records", "errors", "kernels", "runtime", "config", "flags"},
+    "commands": {"cli", "doctor", "models", "control", "records", "errors", "kernels", "runtime", "config", "flags",
+                 "testing", "cpu", "engine", "__init__"},
 }
 # parts that must import without torch and without SGLang, even lazily
 PURE = ("control", "records", "errors", "hooks", "config", "flags")

@@ -13,7 +13,8 @@ import torch  # noqa: E402
 
 from sglang_spec_ext.testing import Server, running_server  # noqa: E402
 
-CPU = {"SGLANG_PLATFORM": "spec_ext_cpu"}
+# one thread: these models are tiny, and two would only wait for each other
+CPU = {"SGLANG_PLATFORM": "spec_ext_cpu", "OMP_NUM_THREADS": "1"}
 COMMON = (
     "--device", "cpu", "--dtype", "float32", "--max-running-requests", "8", "--max-total-tokens", "16384",
     "--chunked-prefill-size", "64", "--random-seed", "1", "--sleep-on-idle", "--log-level", "warning",
