@@ -142,7 +142,7 @@ def record_layout(*, hidden_width: int, hidden_dtype: torch.dtype, topk: int, bl
 
 
 def record_case(layout: RowLayout, num_requests: int, *, seed: int) -> dict[str, Any]:
-    """Arguments of `record_pack` but the rows: scattered, short and missing sources, counts, skipped slots."""
+    """Arguments of `record_pack` but the rows: scattered, short, missing sources, counts, skipped slots."""
     generator = torch.Generator().manual_seed(seed)
     sources, source_rows, counts = {}, {}, {}
     for i, field in enumerate(layout.fields):

@@ -122,6 +122,6 @@ def _check(
     check_present("gumbel", gumbel, because="with temperatures")
     if isinstance(gumbel, GumbelKey):
         check_tensor("gumbel.offset", gumbel.offset, shape=(1,), dtypes=(torch.int64,), device=device)
-    else:
+    elif gumbel is not None:
         shape = (num_requests, vocab_size)
-        check_tensor("gumbel", gumbel, shape=shape, dtypes=(torch.float32,), device=device)  # type: ignore[arg-type]
+        check_tensor("gumbel", gumbel, shape=shape, dtypes=(torch.float32,), device=device)

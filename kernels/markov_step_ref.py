@@ -33,6 +33,7 @@ def markov_step_ref(
             gumbel = gumbel_noise(
                 num_requests, vocab_size, key=gumbel.key, offset=gumbel.offset, step=gumbel.step
             )
+        assert gumbel is not None
         scaled = logits / scale[:, None]
         drawn = (scaled + gumbel).max(dim=1).indices
         tokens = torch.where(sampled, drawn, tokens)

@@ -87,12 +87,13 @@ def renormalise(
         return probs if min_ps is None else _min_p(probs, probs.amax(dim=1, keepdim=True), min_ps)
     values, ids = _leading(probs, limits, top_ps, unlimited, filter_order)
     min_ps = torch.zeros(num_rows) if min_ps is None else min_ps
-    # scatter_add_, because what pads a short row points at id 0 with value 0
-    leading = torch.zeros_like(probs).scatter_add_(1, ids, _min_p(values, values[:, :1], min_ps))
-    if bool(unlimited.any()):
-        dense = _min_p(probs, probs.amax(dim=1, keepdim=True), min_ps)
-        return torch.where(unlimited[:, None], dense, leading)
-    return leading
+    leading = _min_p(values, values[:, :1], min_ps)
+    mixed = bool(unlimited.any())
+    dense = _min_p(probs, probs.amax(dim=1, keepdim=True), min_ps) if mixed else None
+    # in place, because a fresh [N, V] costs more than the filter; scatter_add_, because what pads a short row
+    # points at id 0 with value 0
+    probs = probs.zero_().scatter_add_(1, ids, leading)
+    return probs if dense is None else torch.where(unlimited[:, None], dense, probs)
 
 
 def _min_p(probs: torch.Tensor, largest: torch.Tensor, min_ps: torch.Tensor) -> torch.Tensor:

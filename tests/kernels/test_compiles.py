@@ -15,6 +15,7 @@ FOLDER = Path(__file__).parent
 ROOT = FOLDER.parent.parent
 
 
+@pytest.mark.slow
 def test_every_kernel_compiles_for_hopper(tmp_path):
     """All kernels of the folder, each in the variants that the wrappers launch."""
     pytest.importorskip("triton")

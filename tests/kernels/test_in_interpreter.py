@@ -11,6 +11,7 @@ import pytest
 FOLDER = Path(__file__).parent
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="this is the interpreter process")
 def test_triton_equals_the_twins_in_the_interpreter():
     """Every `test_*_triton.py` passes, none is skipped."""
