@@ -4,24 +4,27 @@ rate[j] is the probability that position j + 1 is accepted given that all earlie
 their running product and expected tokens are 1 (the bonus) plus the sum of survivals. A sample counts only
 at positions that were reached and verified, so it carries the K it was drafted at by itself. Two windows
 run side by side: when the short one contradicts the long one, the long one is dropped, so that a change of
-load shows within some steps while a steady load is estimated from about a thousand samples.
+load shows within some steps while a steady load is estimated from some hundred samples.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import exp, sqrt
+from math import exp, log
 from typing import Any
 
 import numpy as np
 
 from sglang_spec_ext.records import BoolArray, IntArray, RequestClass, StepObservation
 
-WINDOW_SAMPLES = 1024.0  # memory of the long window in requests ...
+WINDOW_SAMPLES = 512.0  # memory of the long window in requests ...
 WINDOW_STEPS = 32.0  # ... but never less than these steps
-SHORT_SAMPLES = 64.0
+SHORT_SAMPLES = 96.0
 SHORT_STEPS = 4.0
-CHANGE_SIGMAS = 4.0
-CHANGE_MIN_SAMPLES = 12.0
+CHANGE_NATS = 8.0  # evidence that drops the long window: 4 sigmas
+WARY_NATS = 3.5  # the same after a phase at K = 0, where samples are few and the load may have changed
+WARY_WEIGHT = 16.0  # samples that estimates from before such a phase may weigh
+CERTAIN = 0.98  # an acceptance that only hope would assume
+RESTART_WEIGHT = 16.0  # samples of the short window that are kept after a change
 STALE_SLOWDOWN = 8.0  # a position that is not verified is forgotten this much more slowly
 PRIOR_RATE = 0.75
 PRIOR_WEIGHT = 8.0  # pseudo-samples behind the prior, or behind the position before
@@ -40,7 +43,9 @@ class ClassAcceptance:
     short_trials: list[float] = field(init=False)
     short_hits: list[float] = field(init=False)
     ratios: list[float] = field(init=False)  # rate of a position over that of the one before, slowly learned
+    level: float = PRIOR_RATE  # rate of position 1 to fall back on where samples are few
     changes: int = 0
+    wary: bool = False
     _rates: list[float] | None = None
     _expected: list[float] | None = None
 
@@ -64,7 +69,7 @@ class ClassAcceptance:
             if not new:
                 trials[j] *= keep_stale
                 hits[j] *= keep_stale
-                self.ratios[j] += (1.0 - self.ratios[j]) * (1.0 - keep_stale)
+                self.ratios[j] += (1.0 - self.ratios[j]) * (1.0 - keep)
                 continue
             trials[j] = trials[j] * keep + new
             hits[j] = hits[j] * keep + accepted[j]
@@ -72,44 +77,82 @@ class ClassAcceptance:
             short_hits[j] = short_hits[j] * keep_short + accepted[j]
             if self._changed(j):
                 self._restart_from(j)
+            if j == 0 and trials[0] > 4.0 * PRIOR_WEIGHT:
+                self.level = hits[0] / trials[0]
             if j and trials[j] > PRIOR_WEIGHT and trials[j - 1] > PRIOR_WEIGHT and hits[j - 1] > 0:
                 ratio = hits[j] / trials[j] / (hits[j - 1] / trials[j - 1])
                 ratio = min(max(ratio, RATIO_BOUNDS[0]), RATIO_BOUNDS[1])
                 self.ratios[j] += RATIO_WEIGHT * (ratio - self.ratios[j])
 
     def _changed(self, j: int) -> bool:
+        """Whether the short window contradicts what came before it: likelihood ratio in nats."""
         count = self.short_trials[j]
-        if count < CHANGE_MIN_SAMPLES or self.trials[j] <= 2.0 * count:
+        older = self.trials[j] - count
+        if older < 1.0:
             return False
-        pooled = (self.hits[j] + 1.0) / (self.trials[j] + 2.0)
-        deviation = self.short_hits[j] / count - pooled
-        return abs(deviation) > CHANGE_SIGMAS * sqrt(pooled * (1.0 - pooled) / count)
+        recent = self.short_hits[j] / count
+        before = min(max((self.hits[j] - self.short_hits[j]) / older, 0.0), 1.0)
+        pooled = (self.hits[j] + 0.5) / (self.trials[j] + 1.0)
+        nats = count * _divergence(recent, pooled) + older * _divergence(before, pooled)
+        return nats > (WARY_NATS if self.wary else CHANGE_NATS)
 
     def _restart_from(self, j: int) -> None:
-        """Trust the short window at j; deeper positions keep their ratio and lose their weight."""
+        """Trust the short window at j a little, for it still holds older samples; the next ones decide.
+
+        Deeper positions keep their ratio and lose their weight.
+        """
         self.changes += 1
+        scale = min(1.0, RESTART_WEIGHT / self.short_trials[j])
+        self.short_trials[j] *= scale
+        self.short_hits[j] *= scale
         self.trials[j], self.hits[j] = self.short_trials[j], self.short_hits[j]
+        if j == 0:
+            self.level = (self.hits[0] + 1.0) / (self.trials[0] + 2.0)
         for deeper in range(j + 1, self.max_k):
-            self._shrink(deeper, PRIOR_WEIGHT / 4.0)
+            weight = PRIOR_WEIGHT / 4.0
+            if self.trials[deeper] > weight:
+                self.hits[deeper] *= weight / self.trials[deeper]
+                self.trials[deeper] = weight
 
-    def _shrink(self, j: int, weight: float) -> None:
-        if self.trials[j] > weight:
-            scale = weight / self.trials[j]
-            self.trials[j] *= scale
-            self.hits[j] *= scale
-
-    def discount(self, weight: float) -> None:
-        """Let estimates weigh at most `weight` samples: they are old, fresh ones must count."""
+    def grow_wary(self) -> None:
+        """Prepare for the first samples after a pause: the load may have changed meanwhile."""
+        self.wary = True
         self._rates = self._expected = None
         for j in range(self.max_k):
-            self._shrink(j, weight)
             self.short_trials[j] = self.short_hits[j] = 0.0
+            if self.trials[j] > WARY_WEIGHT:
+                self.hits[j] *= WARY_WEIGHT / self.trials[j]
+                self.trials[j] = WARY_WEIGHT
+
+    def restart(self, j: int, trials: float, hits: float) -> None:
+        """Replace what is known of one position."""
+        self.trials[j], self.hits[j] = trials, hits
+        self.short_trials[j] = self.short_hits[j] = 0.0
+        self._rates = self._expected = None
+
+    @property
+    def improving(self) -> bool:
+        """Whether the few latest samples of position 1 hint at better acceptance than estimated."""
+        count = self.short_trials[0]
+        if not count:
+            return False
+        recent, rate = self.short_hits[0] / count, self.rates()[0]
+        return recent > rate and count * _divergence(recent, rate) > 1.0
+
+    def optimistic(self) -> list[float]:
+        """`expected` if every position without enough samples were accepted nearly always."""
+        survival, total, expected = 1.0, 1.0, [1.0]
+        for rate, trials in zip(self.rates(), self.trials, strict=True):
+            survival *= rate if trials >= PRIOR_WEIGHT else CERTAIN
+            total += survival
+            expected.append(total)
+        return expected
 
     def rates(self) -> list[float]:
         """Acceptance probability of each position given all earlier ones were accepted."""
         if self._rates is None:
             rates = []
-            expectation = PRIOR_RATE
+            expectation = self.level
             for j in range(self.max_k):
                 prior = expectation * (self.ratios[j] if j else 1.0)
                 rate = (self.hits[j] + PRIOR_WEIGHT * prior) / (self.trials[j] + PRIOR_WEIGHT)
@@ -130,9 +173,9 @@ class ClassAcceptance:
         return self._expected
 
     def rate_variance(self, j: int) -> float:
-        """Variance of the estimate of rates()[j]."""
-        rate = self.rates()[j]
-        return rate * (1.0 - rate) / (self.trials[j] + PRIOR_WEIGHT)
+        """Variance of rates()[j] from its samples; without samples there is no noise, only ignorance."""
+        rate, weight = self.rates()[j], self.trials[j] + PRIOR_WEIGHT
+        return rate * (1.0 - rate) / weight * (self.trials[j] / weight)
 
 
 class Acceptance:
@@ -189,8 +232,7 @@ class Acceptance:
             )
         state = self.classes[request_class]
         for j, rate in enumerate(rates):
-            state.trials[j], state.hits[j] = weight, weight * rate
-        state.discount(weight)
+            state.restart(j, weight, weight * rate)
 
     def snapshot(self) -> dict[str, Any]:
         """Plain facts: rates and weights by class."""
@@ -216,6 +258,12 @@ def usable_rows(observation: StepObservation) -> BoolArray:
     if observation.valid is not None:
         usable &= observation.valid
     return usable
+
+
+def _divergence(recent: float, rate: float) -> float:
+    """Nats by which one sample of rate `recent` speaks against `rate`."""
+    nats = recent * log(recent / rate) if recent > 0.0 else 0.0
+    return nats + ((1.0 - recent) * log((1.0 - recent) / (1.0 - rate)) if recent < 1.0 else 0.0)
 
 
 def _at_least(histogram: Sequence[int]) -> list[int]:

@@ -112,7 +112,13 @@ class MarginEstimator:
         return _sigmoid(np.minimum(margins, self.margin_cap) * slope + bias)
 
     def observe(
-        self, margins: FloatArray, reached: IntArray, accepted: IntArray, *, classes: IntArray | None, ragged: bool
+        self,
+        margins: FloatArray,
+        reached: IntArray,
+        accepted: IntArray,
+        *,
+        classes: IntArray | None,
+        ragged: bool,
     ) -> None:
         """Add one step: margins [R, G]; positions [R] reached and verified; accepted draft tokens [R]."""
         if ragged and not self.warm:

@@ -1,8 +1,9 @@
 """Three tables that show the case for speculation by load, computed with this library's own planner.
 
-An 8B model on one accelerator as a roofline: a step reads the weights once or computes its tokens, whichever
-takes longer. `best_k`: the best draft length falls with the batch. `markov`: a head that links the positions of
-a block raises acceptance. `adaptive_verification`: a budget by survival keeps the gain where a fixed K loses it.
+An 8B model on one accelerator as a roofline: a step reads the weights once or computes its tokens,
+whichever takes longer. `best_k`: the best draft length falls with the batch. `markov`: a head that links
+the positions of a block raises acceptance. `adaptive_verification`: a budget by survival keeps the gain
+where a fixed K loses it.
 """
 
 from collections.abc import Sequence
@@ -64,12 +65,14 @@ class KnownAcceptance:
         return list(self._expected)
 
 
-def best_k_rows(draft_costs_s: Sequence[float] = (0.00025, 0.001)) -> list[dict[str, Any]]:
+def best_k_rows(
+    draft_costs_s: Sequence[float] = (0.00025, 0.001), batches: Sequence[int] = BATCHES
+) -> list[dict[str, Any]]:
     """Best K of 0..8 by draft cost, batch and way of drafting, and its gain over plain decoding."""
     known = KnownAcceptance([ALPHA] * LARGEST_K)
     rows = []
     for draft_s in draft_costs_s:
-        for batch in BATCHES:
+        for batch in batches:
             for parallel in (False, True):
                 scores = score_tiers(
                     range(LARGEST_K + 1),
@@ -148,7 +151,7 @@ def adaptive_verification_rows(
     rows = []
     for batch in batches:
         half = batch // 2
-        level = np.repeat(np.float32([0.9, 0.55]), [half, batch - half])[:, None]
+        level = np.repeat(np.array([0.9, 0.55], np.float32), [half, batch - half])[:, None]
         spread = random.rand(batch, k) * np.float32(0.2) + np.float32(0.9)
         survival = survival_of(np.minimum(level * spread, np.float32(0.99)))
         plan = plan_budget(survival, cost)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sglang_spec_ext.control.acceptance import Acceptance, usable_rows
+from sglang_spec_ext.control.acceptance import CERTAIN, Acceptance, usable_rows
 from sglang_spec_ext.control.agreement import Agreed, signature_of
 from sglang_spec_ext.control.calibration import MarginEstimator, TemperatureScaling
 from sglang_spec_ext.control.cost import CostTable
@@ -29,8 +29,6 @@ from sglang_spec_ext.control.verify import BudgetPlan, capped, plan_budget, surv
 from sglang_spec_ext.records import BatchState, Decision, FloatArray, Mode, Reason, StepObservation
 
 RAGGED = -1  # arm: the whole block drafted, a budget of it verified
-STALE_WEIGHT = 16.0  # samples that estimates from before a K = 0 phase may weigh against a probe
-CERTAIN = 0.98  # a probe is worth its time only if drafts accepted this often would pay
 
 
 class Controller:
@@ -67,7 +65,8 @@ class Controller:
         self._steps_at_zero = 0
         self._warmup_left = 0
         self._probe_answered = False
-        self._probe_promising = False
+        self._probe_step = -1
+        self._probed_k = 0
 
     # observing
 
@@ -91,7 +90,7 @@ class Controller:
             self.warming_steps += 1
         else:
             used, accepted = self.acceptance.observe(observation)
-            self._probe_answered = self._probe_answered or observation.k > 0
+            self._probe_answered = self._probe_answered or observation.step == self._probe_step
         self.ledger.measured(used + accepted, observation.step_s, drafted=drafted, accepted=accepted)
         if self.settings.verify is Verify.RAGGED:
             self._observe_survivals(observation)
@@ -166,9 +165,10 @@ class Controller:
         uniform = {k: (s.tokens, s.seconds) for k, s in arms.items() if k != RAGGED}
         chosen, ideal = arms[arm], arms[best]
         self.ledger.predicted(uniform, (chosen.tokens, chosen.seconds), (ideal.tokens, ideal.seconds))
-        if arm == 0 and self._probe_due(batch, arms, groups):
-            k = self.settings.smallest_draft
-            return self._run(k, Reason.PROBE, arms[k], probe=True)
+        probed = self._probe_arm(batch, arm, arms, groups)
+        if probed is not None:
+            self.probe_steps += 1
+            return self._run(probed, Reason.PROBE, arms[probed], probe=True)
         if arm == RAGGED:
             assert plan is not None
             return self._run(self.settings.max_k, reason, score, budget=plan.budget)
@@ -216,30 +216,49 @@ class Controller:
             context_len=batch.context_len,
         )
 
-    def _probe_due(self, batch: BatchState, arms: dict[int, Score], groups: Sequence[Group]) -> bool:
-        assert self.cost is not None
-        k = self.settings.smallest_draft
-        if k not in arms or self.mode is not Mode.ADAPTIVE:
-            return False
-        floor = arms[0].rate * (1.0 + self.settings.hysteresis.min_gain / 4.0)
+    def _probe_arm(
+        self, batch: BatchState, arm: int, arms: dict[int, Score], groups: Sequence[Group]
+    ) -> int | None:
+        """Return the K to probe in this step, if any."""
+        if self.mode is not Mode.ADAPTIVE or arm == RAGGED:
+            return None
+        ready = self.probe.tick(batch.num_reqs)
+        above = [score for k, score in arms.items() if k > arm]
+        if self.probe.proceed():
+            return self._probed_k if self._probed_k in arms else None
+        if not above or not (ready or self._probe_answered):
+            return None
+        floor = arms[arm].rate * (1.0 + self.settings.hysteresis.min_gain / 4.0)
+        likely = max(above, key=lambda score: score.rate)
         if self._probe_answered:
             self._probe_answered = False
-            self._probe_promising = max(score.rate for arm, score in arms.items() if arm) > floor
-            self.probe.report(self._probe_promising)
-        if not self.probe.running and all(
-            _tokens_if_certain(groups, score.k) / score.seconds <= floor for score in arms.values() if score.k
-        ):
-            return False
-        continued = self.probe.running
-        if not self.probe.due(batch.num_reqs):
-            return False
-        if not continued:
+            improving = arm == 0 and any(self.acceptance.classes[c].improving for c, _, _ in groups)
+            self.probe.report(likely.rate > floor or improving)
+        if not ready:
+            return None
+        hoped = max(above, key=lambda score: self._hope(groups, score))
+        if self._hope(groups, hoped) > floor and (arm or self.probe.probes % 2):
+            return self._start_probe(batch, arm, hoped.k)
+        pays = max(_tokens_if_certain(groups, score.k) / score.seconds for score in above) > floor
+        return self._start_probe(batch, arm, likely.k) if arm == 0 and pays else None
+
+    def _hope(self, groups: Sequence[Group], score: Score) -> float:
+        """Rate of a K if what was not measured were accepted."""
+        tokens = sum(
+            count * self.acceptance.classes[request_class].optimistic()[min(score.k, cap)]
+            for request_class, cap, count in groups
+        )
+        return tokens / score.seconds
+
+    def _start_probe(self, batch: BatchState, arm: int, k: int) -> int:
+        self.probe.start()
+        self._probed_k, self._probe_step = k, batch.step
+        if arm == 0:
             self._warmup_left = self.settings.resume_warmup_steps
-            if not self._probe_promising:
+            if not self.probe.promising:
                 for state in self.acceptance.classes:
-                    state.discount(STALE_WEIGHT)
-        self.probe_steps += 1
-        return True
+                    state.grow_wary()
+        return k
 
     def _commit(self, arm: int) -> None:
         """Make an arm the one in use."""
@@ -249,7 +268,9 @@ class Controller:
             self._steps_at_zero = 0
             self._warmup_left = self.settings.resume_warmup_steps
         if arm != self.hysteresis.arm:
-            self._probe_answered = self._probe_promising = False
+            self._probe_answered = self.probe.promising = False
+            for state in self.acceptance.classes:
+                state.wary = False
         self.hysteresis.commit(self.decisions, arm)
 
     def _pinned(self, cap: int) -> Decision:

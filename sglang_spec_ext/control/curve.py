@@ -21,7 +21,9 @@ class CostTableError(ValueError):
     """A cost table that must not be used: the message names the field, the rule, the value and the cure."""
 
 
-def check_points(label: str, points: Sequence[int], seconds: Sequence[float], *, zero_ok: bool = False) -> None:
+def check_points(
+    label: str, points: Sequence[int], seconds: Sequence[float], *, zero_ok: bool = False
+) -> None:
     """Raise CostTableError unless sizes are sorted and positive and times finite, positive and rising.
 
     `zero_ok` admits zero seconds, for a part that is added to another one.

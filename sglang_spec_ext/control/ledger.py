@@ -24,7 +24,10 @@ class Ledger:
         self._wasted = [0.0, 0.0]  # draft tokens verified, and of these accepted
 
     def predicted(
-        self, scores: Mapping[int, tuple[float, float]], chosen: tuple[float, float], best: tuple[float, float]
+        self,
+        scores: Mapping[int, tuple[float, float]],
+        chosen: tuple[float, float],
+        best: tuple[float, float],
     ) -> None:
         """Add one decision: (tokens, seconds) by K, of the arm that runs, and of the best arm.
 

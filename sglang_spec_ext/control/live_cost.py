@@ -14,11 +14,13 @@ import numpy as np
 from sglang_spec_ext.control.cost import CostTable
 from sglang_spec_ext.records import FloatArray, IntArray
 
-WINDOW_STEPS = 100  # of the exponential window of a residual
+WINDOW_STEPS = 200  # of the exponential window of a bin's residual
+COMMON_STEPS = 500  # of the common part's: it speaks for sizes not in use, so it must not follow noise
 SURPRISE_STEPS = 16  # of the fast window that notices drift after correction
 DRIFT_SIGMAS = 4.0
 DRIFT_FLOOR = 0.03  # a smaller standing error than 3 % is not worth a warning
-BIN_PRIOR = 8.0  # a bin trusts itself over the common part after about this many steps
+BIN_PRIOR = 32.0  # a bin trusts itself over the common part after about this many steps
+SETTLING_STEPS = 8  # before these, any error may be bias
 CLIP = 0.5  # largest log ratio one step may bring in once noise is known: a stall is no trend
 
 
@@ -98,16 +100,18 @@ class LiveCost:
 
     def _learn(self, verify_s: float, tokens: int, batch: int, context_len: int) -> None:
         error = log(verify_s / self.verify_s(tokens, batch, context_len))
-        if self.steps >= BIN_PRIOR:
+        if self.steps >= SETTLING_STEPS:
             limit = max(CLIP, DRIFT_SIGMAS * sqrt(self.variance))
             error = min(max(error, -limit), limit)
         self.steps += 1
         key = (self.table.bucket_index(context_len), tokens.bit_length())
         cell = self._bins.setdefault(key, _Bin())
         cell.steps += 1
-        self.common += max(1.0 / self.steps, 1.0 / WINDOW_STEPS) * error
+        common_weight = max(1.0 / self.steps, 1.0 / COMMON_STEPS)
+        self.common += common_weight * error
         if self.steps > 1:  # the first error is bias, not noise
-            cell.deviation += max(1.0 / (cell.steps + BIN_PRIOR), 1.0 / WINDOW_STEPS) * error
+            left = error * (1.0 - common_weight)
+            cell.deviation += max(1.0 / (cell.steps + BIN_PRIOR), 1.0 / WINDOW_STEPS) * left
             weight = max(1.0 / (self.steps - 1), 1.0 / WINDOW_STEPS)
             self.variance += weight * (error * error - self.variance)
             self.surprise += max(weight, 1.0 / SURPRISE_STEPS) * (error - self.surprise)
@@ -127,7 +131,7 @@ class LiveCost:
     @property
     def standard_error(self) -> float:
         """Standard error of a corrected time; the predicted gain of a switch carries it twice."""
-        return self.noise / sqrt(max(1.0, min(self.steps, WINDOW_STEPS)))
+        return self.noise / sqrt(max(1.0, 2.0 * min(self.steps, WINDOW_STEPS) - 1.0))
 
     @property
     def drifting(self) -> bool:

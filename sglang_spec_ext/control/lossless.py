@@ -1,4 +1,5 @@
-"""Exact enumeration of what a planner does to the output distribution, for one request and small vocabularies.
+"""Exact enumeration of what a planner does to the output distribution, for one request and small
+vocabularies.
 
 Chain rejection sampling: a verified draft token x is accepted with min(1, p/q), on rejection the token comes
 from norm(max(p - q, 0)); a token that is not verified comes from p. A planner that looks at confidences which
@@ -68,7 +69,9 @@ def enumerate_case(case: Mapping[str, Any]) -> dict[str, list[float]]:
     first = float(case["confidence_1"])
     second = [float(case["confidence_2_given_first"][name]) for name in case["tokens"]]
     survivals = [survival_of(np.array([[first, value]])) for value in second]
-    cost = SpeedTable({int(count): float(v) for count, v in case["steps_per_second_by_verify_tokens"].items()})
+    cost = SpeedTable(
+        {int(count): float(v) for count, v in case["steps_per_second_by_verify_tokens"].items()}
+    )
 
     def enumerate_with(planner: Planner) -> list[float]:
         return first_token_distribution(case["target_p"], case["draft_q"], survivals, planner)
@@ -78,7 +81,9 @@ def enumerate_case(case: Mapping[str, Any]) -> dict[str, list[float]]:
         for budget in range(int(case["gamma"]) + 1)
     ]
     if not np.allclose(fixed, fixed[0], rtol=0, atol=1e-12):
-        raise AssertionError(f"budgets fixed beforehand disagree: {fixed}; allocation looks at the drawn token")
+        raise AssertionError(
+            f"budgets fixed beforehand disagree: {fixed}; allocation looks at the drawn token"
+        )
     return {
         "argmax_over_live_confidences": enumerate_with(lambda survival: plan_budget(survival, cost).budget),
         "early_stop": enumerate_with(lambda survival: early_stop_budget(survival, cost).budget),

@@ -1,13 +1,17 @@
-"""Probing back up from K = 0, where nothing is accepted because nothing is drafted.
+"""Probing: single steps at a K above the one in use, to measure what is not measured there.
 
-Each step at K = 0 earns `max_fraction` of a probe step, so probing never exceeds that share. The interval
-doubles after every probe that found nothing and starts again when the batch changes its bin; what is saved up
-during long intervals is spent in a row once a probe succeeds. A probe happens only if drafts that are always
-accepted would pay.
+At K = 0 nothing is drafted, so nothing is accepted and a recovery would go unseen; at a small K the same
+holds for later positions. Never more than `max_fraction` of any WINDOW_PROBES / max_fraction steps in a row
+are probe steps. The interval grows by a factor after every probe that found nothing, so it is a fixed share
+of the time spent in vain and a recovery is late by about that share. A probe that found something is
+repeated at once, and a change of the batch's bin starts again with a probe at once.
 """
 
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
+
+WINDOW_PROBES = 10  # probe steps that may follow each other before their share is spent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,57 +19,71 @@ class ProbeSettings:
     """Limits of probing."""
 
     max_fraction: float = 0.01
-    max_backoff: int = 4  # longest interval, in intervals of 1 / max_fraction steps
+    growth: float = 1.02  # of the interval after a probe that found nothing
+    max_backoff: float = 8.0  # longest interval, in intervals of 1 / max_fraction steps
     steps: int = 1  # of one probe; more where the draft needs steps to catch up
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.max_fraction <= 0.5:
             raise ValueError(f"probe max_fraction: must be in 0..0.5, got {self.max_fraction}; use 0.01")
-        if self.max_backoff < 1 or self.steps < 1:
-            raise ValueError(f"probe max_backoff, steps: must be >= 1, got {self.max_backoff}, {self.steps}")
+        if not (1.0 < self.growth <= 4.0 and 1.0 <= self.max_backoff < float("inf")):
+            raise ValueError(
+                f"probe growth must be in 1..4 and max_backoff >= 1, got {self.growth} and {self.max_backoff}"
+            )
+        if not 1 <= self.steps <= WINDOW_PROBES:
+            raise ValueError(f"probe steps: must be in 1..{WINDOW_PROBES}, got {self.steps}")
 
 
 class Probe:
-    """Decides which steps at K = 0 draft anyway; one call of `due` per such step."""
+    """Keeps the budget and the rhythm of probes; `tick` is called once in every step."""
 
     def __init__(self, settings: ProbeSettings) -> None:
         self.settings = settings
         self.probes = 0
-        self._credit = 0.0
-        self._backoff = 1
-        self._left = 0  # steps of the running probe still to come
-        self._size_bin = -1
+        self.promising = False
+        self._tick = 0
+        self._recent: deque[int] = deque(maxlen=WINDOW_PROBES // settings.steps)  # ticks of the last probes
+        self._last = 0
+        self._backoff = 1.0
+        self._left = 0
+        self._urgent = False
+        self._size_bin: int | None = None
 
-    def due(self, batch: int) -> bool:
-        """Whether this step is a probe; `batch` is the number of decode requests."""
-        if not self.settings.max_fraction:
-            return False
+    def tick(self, batch: int) -> bool:
+        """Whether a probe may start in this step; `batch` is the number of decode requests."""
+        self._tick += 1
+        fraction, recent = self.settings.max_fraction, self._recent
         size_bin = batch.bit_length()
         if size_bin != self._size_bin:
-            self._size_bin, self._backoff = size_bin, 1
-        if self._left:
-            self._left -= 1
-            return True
-        cost = float(self.settings.steps)
-        self._credit = min(self._credit + self.settings.max_fraction, cost * self.settings.max_backoff)
-        if self._credit < cost * self._backoff - 1e-9:
+            self._urgent = self._size_bin is not None
+            self._size_bin, self._backoff = size_bin, 1.0
+        if not fraction:
             return False
-        self._credit -= cost
+        if len(recent) == recent.maxlen and self._tick - recent[0] < WINDOW_PROBES / fraction:
+            return False
+        waited = (self._tick - self._last) * fraction / self.settings.steps
+        return self._urgent or self.promising or waited >= self._backoff
+
+    def start(self) -> None:
+        """Begin a probe in this step."""
+        self._recent.append(self._tick)
+        self._last, self._urgent = self._tick, False
         self._left = self.settings.steps - 1
         self.probes += 1
+
+    def proceed(self) -> bool:
+        """Whether this step belongs to a probe of several steps that is under way."""
+        if not self._left:
+            return False
+        self._left -= 1
         return True
 
     def report(self, promising: bool) -> None:
-        """Tell what the estimates say after a probe: promising ones are repeated, others back off."""
-        self._backoff = 1 if promising else min(self._backoff * 2, self.settings.max_backoff)
-        if not promising:
-            self._credit = min(self._credit, 0.0)
-
-    @property
-    def running(self) -> bool:
-        """Whether a probe of several steps is under way."""
-        return self._left > 0
+        """Tell what the estimates say after a probe."""
+        self.promising = promising
+        longer = min(self._backoff * self.settings.growth, self.settings.max_backoff)
+        self._backoff = 1.0 if promising else longer
 
     def snapshot(self) -> dict[str, Any]:
         """Plain facts."""
-        return {"probes": self.probes, "credit": self._credit, "backoff": self._backoff}
+        return {"probes": self.probes, "backoff": self._backoff, "promising": self.promising}

@@ -1,4 +1,5 @@
-"""Three published rules, written from their descriptions, to stand beside ours in the simulator and nowhere else.
+"""Three published rules, written from their descriptions, to stand beside ours in the simulator and nowhere
+else.
 
 - `SglangEma`: SGLang's `--speculative-adaptive`: slots by batch size, a moving average of accepted drafts,
   thresholds between neighbouring K, no cost (sgl#21599, sgl#23994, sgl#24055; 0.5.23 defaults).
@@ -38,27 +39,25 @@ class _Slot:
         self.batches += 1
         if self.batches <= 10 or (self.batches - 10) % 5:
             return
-        index = self.candidates.index(self.k)
+        index = start = self.candidates.index(self.k)
         if self.k == 0:
             # the next decision after K = 0 always tries the smallest positive K
             index = min(index + 1, len(self.candidates) - 1)
             if self.candidates[index] and self.average < 0:
                 self.average = float(self.candidates[index] - 1)
         else:
-            start = index
-            while index and self.average <= max(self.candidates[index - 1] - 0.5, -1.0) + self._drop(index):
+            while index and self.average <= self._drop_threshold(index):
                 index -= 1
-            while (
-                index == start
-                and start + 1 < len(self.candidates)
-                and self.average > self.candidates[start] - 0.5
-            ):
-                start, index = start + 1, index + 1
+            while index >= start and index + 1 < len(self.candidates) and self._rises(index):
+                index += 1
         self.k = self.candidates[index]
 
-    def _drop(self, index: int) -> float:
-        """Offset of the drop threshold: to K = 0 it lies at 0.5 accepted drafts, not at -0.5."""
-        return self.down + (1.0 if self.candidates[index - 1] == 0 else 0.0)
+    def _drop_threshold(self, index: int) -> float:
+        lower = self.candidates[index - 1]
+        return (lower - 0.5 if lower else 0.5) + self.down
+
+    def _rises(self, index: int) -> bool:
+        return self.average > self.candidates[index] - 0.5
 
 
 class SglangEma:
@@ -100,7 +99,9 @@ class VllmTable:
     def __init__(self, scenario: Scenario, table: CostTable) -> None:
         self._starts = list(_OFFLINE_BATCHES)
         self._ks = [
-            _argmax(scenario.tiers, batch, lambda k: sum(_OFFLINE_ALPHA**j for j in range(k + 1)), table, None)
+            _argmax(
+                scenario.tiers, batch, lambda k: sum(_OFFLINE_ALPHA**j for j in range(k + 1)), table, None
+            )
             for batch in _OFFLINE_BATCHES
         ]
 

@@ -1,7 +1,8 @@
 """Scenarios: what load and drafts do over time, and what a step then truly costs and yields.
 
 A scenario file holds segments of constant load. All random draws (accepted drafts of every request in every
-step, noise of every step's time) are made once, so that every policy meets the same luck and an oracle exists.
+step, noise of every step's time) are made once, so that every policy meets the same luck and an oracle
+exists.
 """
 
 from collections.abc import Sequence
@@ -172,7 +173,9 @@ class SegmentDraws:
     """All luck of one segment."""
 
     batches: IntArray  # [steps]
-    accepted: tuple[IntArray, ...]  # per step [R]: drafts accepted if all were verified, at most the largest tier
+    accepted: tuple[
+        IntArray, ...
+    ]  # per step [R]: drafts accepted if all were verified, at most the largest tier
     classes: tuple[IntArray, ...] | None  # per step [R] RequestClass; None: all plain
     noise: FloatArray  # [steps] factor on the step's time
 

@@ -1,13 +1,13 @@
 """Runs policies through a scenario and compares them with every fixed K and an oracle.
 
-The oracle uses, in each segment, the K with the best expected tokens per second. `switches` counts changes of K
-outside probes; a probe is one step at another K.
+The oracle uses, in each segment, the K with the best expected tokens per second. `switches` counts changes
+of K outside probes; a probe is one step at another K.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -129,9 +129,7 @@ class World:
             self._times[key] = self.cost.draft_s(draft_k, batch) + self.cost.verify_s(batch * (k + 1), batch)
         return self._times[key]
 
-    def run(
-        self, policy_of: Callable[[int], Policy], progress: Callable[[int], None] | None = None
-    ) -> Run:
+    def run(self, policy_of: Callable[[int], Policy], progress: Callable[[int], None] | None = None) -> Run:
         """Run a policy; `policy_of(segment)` may give another one in each segment."""
         run = Run()
         step, last_k = 0, None
@@ -163,22 +161,19 @@ class World:
         """K with the best expected tokens per second in each segment."""
         scenario = self.scenario
         return [
-            max(scenario.tiers, key=lambda k: expected_rate(scenario, segment, k))  # noqa: B023
+            max(scenario.tiers, key=lambda k: expected_rate(scenario, segment, k))
             for segment in scenario.segments
         ]
 
-    def run_oracle(self) -> Run:
-        """Run the oracle's K."""
-        ks = self.oracle_ks()
-        return self.run(lambda index: FixedPolicy(ks[index]))
+    def fixed(self, k: int) -> Callable[[int], Policy]:
+        """Policies for `run`: one K for ever."""
+        policy = FixedPolicy(k)
+        return lambda _index: policy
 
-    def run_fixed(self) -> dict[int, Run]:
-        """Run every tier as a fixed K."""
-        runs = {}
-        for k in self.scenario.tiers:
-            policy = FixedPolicy(k)
-            runs[k] = self.run(lambda _index, policy=policy: policy)  # type: ignore[misc]
-        return runs
+    def oracle(self) -> Callable[[int], Policy]:
+        """Policies for `run`: the oracle's K in each segment."""
+        policies = [FixedPolicy(k) for k in self.oracle_ks()]
+        return lambda index: policies[index]
 
     def true_expected(self, index: int) -> Callable[[int], float]:
         """Expected tokens per request by K in a segment."""
@@ -195,41 +190,6 @@ def adaptive_policy(scenario: Scenario, settings: ControllerSettings | None = No
     """The controller with default settings and the table that a start-up profile gives."""
     settings = settings or ControllerSettings(tiers=tuple(scenario.tiers))
     return AdaptivePolicy(Controller(settings, profile_of(scenario)))
-
-
-def summarise(world: World, adaptive: Run, fixed: dict[int, Run], oracle: Run) -> dict[str, Any]:
-    """Return the comparison as plain data."""
-    by_segment = {k: run.segment_tok_s() for k, run in fixed.items()}
-    segments = []
-    for index, tok_s in enumerate(adaptive.segment_tok_s()):
-        best = max(world.scenario.tiers, key=lambda k: by_segment[k][index])  # noqa: B023
-        segments.append(
-            {"tok_s": tok_s, "best_fixed_k": best, "best_fixed_tok_s": by_segment[best][index]}
-        )
-    return {
-        "adaptive": {
-            "tok_s": adaptive.tok_s,
-            "switches": adaptive.switches(),
-            "probe_fraction": adaptive.probe_fraction(),
-            "k_histogram": adaptive.k_histogram(),
-            "segments": segments,
-        },
-        "fixed": {str(k): run.tok_s for k, run in fixed.items()},
-        "oracle": {"tok_s": oracle.tok_s},
-    }
-
-
-def summarise_rules(runs: dict[str, Run]) -> dict[str, Any]:
-    """Return the published rules' numbers as plain data."""
-    return {
-        name: {
-            "tok_s": run.tok_s,
-            "switches": run.switches(),
-            "k_histogram": run.k_histogram(),
-            "segments": [{"tok_s": tok_s} for tok_s in run.segment_tok_s()],
-        }
-        for name, run in runs.items()
-    }
 
 
 def moving_rate(run: Run, window: int) -> Sequence[float]:

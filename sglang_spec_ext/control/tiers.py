@@ -66,7 +66,12 @@ def step_tokens(groups: Sequence[Group], acceptance: Expectations, k: int) -> fl
 
 
 def score_tiers(
-    tiers: Sequence[int], groups: Sequence[Group], *, batch: BatchState, acceptance: Expectations, cost: StepCost
+    tiers: Sequence[int],
+    groups: Sequence[Group],
+    *,
+    batch: BatchState,
+    acceptance: Expectations,
+    cost: StepCost,
 ) -> list[Score]:
     """Score every K; a uniform K verifies K + 1 tokens of every request, whatever the caps."""
     reqs, context = batch.num_reqs, batch.context_len

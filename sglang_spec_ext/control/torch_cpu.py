@@ -4,9 +4,9 @@ torch's CPU generator is MT19937, seeded as NumPy's legacy generator is. `rand` 
 32-bit output per float32; `randperm` is a Fisher-Yates shuffle with one output modulo the places left.
 Source: ATen `CPUGeneratorImpl`, `uniform_real_distribution`, `randperm_cpu`.
 
-Where two results are equal in exact arithmetic, an argmax follows the rounding of the sum, so the order of the
-additions is part of the result. `vecmat` adds as the BLAS of torch's x86 wheels does; the order was read off the
-sizes of partial sums that cancellation exposes, and agrees with torch bit by bit.
+Where two results are equal in exact arithmetic, an argmax follows the rounding of the sum, so the order of
+the additions is part of the result. `vecmat` adds as the BLAS of torch's x86 wheels does; the order was
+read off the sizes of partial sums that cancellation exposes, and agrees with torch bit by bit.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ class TorchRandom:
     """The stream that `torch.manual_seed(seed)` starts on the CPU."""
 
     def __init__(self, seed: int) -> None:
-        self._stream = np.random.RandomState(seed)  # noqa: NPY002 - only the legacy seeding equals torch's
+        self._stream = np.random.RandomState(seed)
 
     def _words(self, count: int) -> NDArray[np.uint32]:
         return self._stream.randint(0, 1 << 32, size=count, dtype=np.uint32)
@@ -40,13 +40,16 @@ def vecmat(vector: NDArray[np.float32], matrix: NDArray[np.float32]) -> NDArray[
     """Return `vector @ matrix` ([N] by [N, M], float32, N a multiple of 8) as torch adds it up."""
     rows = len(vector)
     if rows % 8:
-        raise ValueError(f"vector: its length must be a multiple of 8, got {rows}; the order is known for those")
+        raise ValueError(
+            f"vector: its length must be a multiple of 8, got {rows}; the order is known for those"
+        )
     zero = np.zeros(matrix.shape[1], np.float32)
 
     def fused(row: int, addend: NDArray[np.float32]) -> NDArray[np.float32]:
         # a float32 product is exact in float64, so one rounding follows the sum as in a fused multiply-add
         exact = np.float64(vector[row]) * matrix[row].astype(np.float64) + addend
-        return exact.astype(np.float32)
+        rounded: NDArray[np.float32] = exact.astype(np.float32)
+        return rounded
 
     total = zero
     for row in range(0, rows, 8):

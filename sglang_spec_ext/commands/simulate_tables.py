@@ -1,0 +1,98 @@
+"""Readable tables of the simulations."""
+
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def show(simulation: str, result: dict[str, Any]) -> None:
+    """Print the table of one simulation."""
+    console = Console()
+    for table in _TABLES[simulation](result):
+        console.print(table)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
+
+
+def _best_k(result: dict[str, Any]) -> list[Table]:
+    table = _table(
+        "Best draft length", "draft pass", "batch", "drafting", "no spec tok/s", "best K", "speed-up"
+    )
+    for row in result["rows"]:
+        table.add_row(
+            f"{row['t_draft_s'] * 1e3:.2f} ms",
+            str(row["batch"]),
+            "block" if row["parallel"] else "serial",
+            f"{row['no_spec_tok_s']:.1f}",
+            str(row["best_k"]),
+            f"{row['speedup']:.4f}",
+        )
+    return [table]
+
+
+def _markov(result: dict[str, Any]) -> list[Table]:
+    table = _table("Expected accepted drafts of a block of 6", "positions apart", "linked by a Markov head")
+    table.add_row(f"{result['parallel']:.4f}", f"{result['markov']:.4f}")
+    return [table]
+
+
+def _verify(result: dict[str, Any]) -> list[Table]:
+    table = _table(
+        "Verification by survival: tok/s, and drafts admitted in all and per request",
+        "batch",
+        "no spec",
+        "verify all",
+        "adaptive",
+        "admitted",
+        "accurate",
+        "inaccurate",
+    )
+    for row in result["rows"]:
+        table.add_row(
+            str(row["batch"]),
+            *(f"{row[key]:.1f}" for key in ("no_spec", "verify_all", "adaptive")),
+            str(row["admitted"]),
+            *(f"{row[key]:.4f}" for key in ("kept_accurate", "kept_inaccurate")),
+        )
+    return [table]
+
+
+def _lossless(result: dict[str, Any]) -> list[Table]:
+    table = _table("Distribution of the first token", "planner", "probabilities")
+    for name, probabilities in result["first_token_distribution"].items():
+        table.add_row(name.replace("_", " "), "  ".join(f"{p:.4f}" for p in probabilities))
+    return [table]
+
+
+def _scenario(result: dict[str, Any]) -> list[Table]:
+    oracle = result["oracle"]["tok_s"]
+    ours = result["adaptive"]
+    whole = _table("Whole scenario", "policy", "tok/s", "of oracle", "switches")
+    whole.add_row("adaptive", f"{ours['tok_s']:.1f}", f"{ours['tok_s'] / oracle:.4f}", str(ours["switches"]))
+    for k, tok_s in result["fixed"].items():
+        whole.add_row(f"fixed K={k}", f"{tok_s:.1f}", f"{tok_s / oracle:.4f}", "0")
+    for name, run in result["published"].items():
+        whole.add_row(name, f"{run['tok_s']:.1f}", f"{run['tok_s'] / oracle:.4f}", str(run["switches"]))
+    whole.add_row("oracle", f"{oracle:.1f}", "1.0000", "")
+    parts = _table("Segments", "#", "adaptive tok/s", "best fixed K", "its tok/s", "ratio")
+    for index, part in enumerate(ours["segments"]):
+        best = part["best_fixed_tok_s"]
+        ratio = f"{part['tok_s'] / best:.4f}"
+        parts.add_row(str(index), f"{part['tok_s']:.1f}", str(part["best_fixed_k"]), f"{best:.1f}", ratio)
+    return [whole, parts]
+
+
+_TABLES: dict[str, Callable[[dict[str, Any]], list[Table]]] = {
+    "best-k": _best_k,
+    "markov": _markov,
+    "verify": _verify,
+    "lossless": _lossless,
+    "scenario": _scenario,
+}
