@@ -4,6 +4,7 @@ import time
 from typing import Any
 
 from sglang_spec_ext.disagg import builders
+from sglang_spec_ext.disagg.first_block import FIRST_BLOCK
 from sglang_spec_ext.disagg.handshake import EAGLE_ALGORITHMS
 from sglang_spec_ext.disagg.session import current_session, handed_request
 
@@ -13,11 +14,10 @@ BLOCK_ARRAYS = "spec_ext_block_arrays"
 def before_prefill_result(_scheduler: Any, batch: Any, result: Any) -> None:
     """BEFORE process_batch_result_disagg_prefill: keep each finished request's first block on the request.
 
-    The worker leaves it on the draft input as `spec_ext_first_block` = (ids [bs, K], confidences [bs, K] or
-    None); SGLang calls `set_buf` inside the function that this precedes, or later for an optimistic
-    prefill.
+    The worker left it on the draft input as FIRST_BLOCK = (ids [bs, K], confidences [bs, K] or None);
+    SGLang calls `set_buf` inside the function that this precedes, or later for an optimistic prefill.
     """
-    first_block = getattr(result.next_draft_input, "spec_ext_first_block", None)
+    first_block = getattr(result.next_draft_input, FIRST_BLOCK, None)
     if current_session() is None or first_block is None:
         return
     ids, confidence = first_block

@@ -22,6 +22,7 @@ class SeamRow(NamedTuple):
 
 _DISAGG = "sglang.srt.disaggregation"
 _COMMON = f"{_DISAGG}.common.conn"
+_DSPARK = "sglang.srt.speculative.dspark_components"
 _HERE = "sglang_spec_ext.disagg"
 _ROWS_UPSTREAM = "https://github.com/sgl-project/sglang/pull/31466"
 _PLUGIN_AUX = "SGLang lets a plugin register metadata buffers"
@@ -97,6 +98,24 @@ SEAMS = (
         "keeps the first block that the worker drafted; SGLang ships none for DFLASH and DSPARK",
         "SGLang ships block draft state",
         ("self", "batch", "result"),
+        _ROWS_UPSTREAM,
+    ),
+    SeamRow(
+        f"{_DSPARK}.dspark_worker_v2.DSparkWorkerV2._forward_prefill",
+        "after",
+        f"{_HERE}.first_block:after_forward_prefill",
+        "drafts the first block on prefill",
+        "SGLang ships block draft state",
+        ("self", "batch"),
+        _ROWS_UPSTREAM,
+    ),
+    SeamRow(
+        f"{_DSPARK}.dspark_draft.DraftBlockProposer.propose",
+        "around",
+        f"{_HERE}.first_block:around_propose",
+        "verifies the shipped block in decode's first step instead of drafting",
+        "SGLang ships block draft state",
+        ("self", "batch", "draft_input", "bs", "device", "sampling_info", "anchor_prepared"),
         _ROWS_UPSTREAM,
     ),
     SeamRow(

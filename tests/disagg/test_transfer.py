@@ -144,7 +144,7 @@ def peers():
         made.close()
 
 
-@pytest.fixture(params=["nixl", "mooncake"])
+@pytest.fixture(scope="module", params=["nixl", "mooncake"])
 def processes(peers, request):
     """Both processes, for a scenario that starts servers of its own."""
     reason = missing_part(request.param)

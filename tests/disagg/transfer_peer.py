@@ -92,7 +92,7 @@ class Peer:
         from sglang.srt.disaggregation import utils
 
         self.utils = utils
-        self.kv = [torch.zeros((KV_SLOTS, 128)) for _ in range(4)]
+        self.registered = []  # Mooncake's engine is one per process and never forgets: keep what it knows
         if ROLE == "decode":
             store = torch.distributed.HashStore()
             torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=store)
@@ -122,6 +122,7 @@ class Peer:
         disagg._set("disaggregation_transfer_backend", backend)
         if ROLE == "prefill":
             self.kv_class("BOOTSTRAP_SERVER")(host="127.0.0.1", port=port)
+        self.kv = [torch.zeros((KV_SLOTS, 128)) for _ in range(4)]
         self.allocator = self.utils.ReqToMetadataIdxAllocator(SLOTS)
         self.buffers = self.utils.MetadataBuffers(
             SLOTS,
@@ -131,6 +132,7 @@ class Peer:
         )
         self.session = None if OPTIONS.get("stock") else make_session()
         install_session(self.session)
+        self.registered.append((self.kv, self.buffers, self.session))
         self.manager = self.kv_class("MANAGER")(
             self.kv_args(), self.utils.DisaggregationMode(ROLE), self.server_args, False
         )
