@@ -80,3 +80,12 @@ class Validation:
         reached = torch.cat(self.agrees)[torch.cat(self.greedy)].float().cumprod(-1).mean(0)
         before = torch.cat([torch.ones(1), reached[:-1]])
         return (reached / before.clamp(min=1e-9)).tolist()
+
+    def survival(self, *, greedy: bool) -> tuple[Tensor, Tensor]:
+        """Return confidence logits and the survival that they should predict, [n, drafts] float32 each.
+
+        On greedy texts survival is 0 or 1; on sampled ones it is the product of acceptance probabilities.
+        """
+        rows = torch.cat(self.greedy) == greedy
+        accepted = torch.cat(self.agrees).float() if greedy else torch.cat(self.overlap)
+        return torch.cat(self.confidence)[rows], accepted[rows].cumprod(-1)

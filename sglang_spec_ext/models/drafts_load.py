@@ -1,0 +1,48 @@
+"""Reads a DFlash or DSpark folder back into a BlockDraft, so that what is measured is what is shipped."""
+
+import json
+import pathlib
+
+import torch
+from safetensors.torch import load_file
+
+from sglang_spec_ext.errors import SpecExtError
+from sglang_spec_ext.models.check import check_draft
+from sglang_spec_ext.models.draft_formats import nested
+from sglang_spec_ext.models.drafts_block import BlockDraft, BlockShape
+from sglang_spec_ext.models.target import Target
+
+
+class DraftFolderError(SpecExtError):
+    """A folder that holds no block draft for this target."""
+
+
+def load_block_draft(folder: pathlib.Path, target: Target, *, target_folder: pathlib.Path) -> BlockDraft:
+    """Return the draft in float32, with a Markov row for every token of the vocabulary."""
+    if problems := check_draft(folder, target_folder):
+        raise DraftFolderError("; ".join(problems))
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    is_dspark = "markov_rank" in config
+    if not is_dspark and config["architectures"] != ["DFlashDraftModel"]:
+        raise DraftFolderError(
+            f"{folder}: architectures must be a block draft's, got {config['architectures']}"
+        )
+    shape = BlockShape(
+        taps=tuple(nested(config, "target_layer_ids")),
+        num_layers=config["num_hidden_layers"],
+        intermediate_size=config["intermediate_size"],
+        num_kv_heads=config["num_key_value_heads"],
+        block=config["block_size"],
+        first_row=0 if is_dspark else 1,
+        mask_token_id=nested(config, "mask_token_id"),
+        markov_rank=config.get("markov_rank", 0),
+    )
+    everything = torch.arange(target.config.vocab_size)
+    draft = BlockDraft(shape, target.config, embedding=target.embedding, common=everything)
+    weights = {name: value.float() for name, value in load_file(folder / "model.safetensors").items()}
+    weights["fc.scale"] = torch.ones(weights["fc.weight"].shape[1])
+    for name in ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight"):
+        if name in weights:  # the shared row for tokens without one of their own: there are none
+            weights[name] = torch.cat([weights[name], torch.zeros(1, shape.markov_rank)])
+    draft.load_state_dict(weights)
+    return draft.eval()
