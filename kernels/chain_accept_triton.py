@@ -44,7 +44,7 @@ def _last_token_weights(
 
 # a new batch must not compile anew
 @triton.jit(do_not_specialize=["num_rows", "num_drafts", "drafts_stride", "uniforms_stride"])
-def _chain_accept_kernel(  # noqa: PLR0917
+def _chain_accept_kernel(
     drafts_ptr,  # [R, K] int32 or int64
     row_starts_ptr,  # [R] int32 or int64, or None: dense
     verify_lens_ptr,  # [R] int32 or int64, or None: K + 1

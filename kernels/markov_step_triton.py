@@ -42,7 +42,7 @@ def _philox_gumbel(key, offset, step, rows, first_column, TILE_R: tl.constexpr, 
 
 
 @triton.jit(do_not_specialize=["num_requests", "step", "key"])
-def _markov_tile_kernel(  # noqa: PLR0917
+def _markov_tile_kernel(
     base_ptr,  # [R, V] f32, bf16 or f16
     prev_ptr,  # [R] int32 or int64
     w1_ptr,  # [V', r]

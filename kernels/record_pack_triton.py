@@ -17,7 +17,7 @@ _BLOCK = 1024
 
 
 @triton.jit
-def _record_pack_kernel(  # noqa: PLR0917
+def _record_pack_kernel(
     rows_ptr,  # [S, row words] words (updated)
     slots_ptr,  # [R] int32 or int64
     sources,  # per field, [M, words] words

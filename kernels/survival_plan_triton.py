@@ -20,7 +20,7 @@ _COUNT_MASK = tl.constexpr((1 << 21) - 1)
 
 # a new budget or batch size must not compile anew
 @triton.jit(do_not_specialize=["budget", "confidences_stride", "num_requests", "num_positions"])
-def _survival_plan_kernel(  # noqa: PLR0917
+def _survival_plan_kernel(
     confidences_ptr,  # [R, G] f32
     budget_ptr,  # [1] int32 or int64, or None
     caps_ptr,  # [R] int32 or int64, or None

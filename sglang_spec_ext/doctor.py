@@ -8,7 +8,6 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from sglang_spec_ext.cpu import selection
@@ -156,6 +155,6 @@ def _memory() -> Check:
 
 
 def _free_memory_gib() -> float:
-    parse: Callable[[str], float] = lambda line: int(line.split()[1]) / 2**20  # noqa: E731 - kB to GiB
     with open("/proc/meminfo", encoding="ascii") as lines:
-        return next(parse(line) for line in lines if line.startswith("MemAvailable"))
+        available = next(line for line in lines if line.startswith("MemAvailable"))
+    return int(available.split()[1]) / 2**20  # kB to GiB

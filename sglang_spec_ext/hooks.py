@@ -58,6 +58,8 @@ _ARGS = "sglang.srt.server_args.ServerArgs"
 _SPEC = "sglang.srt.speculative"
 _OPS = "sglang.kernels.ops.speculative"
 _NO_EXTRA_FLAGS = "SGLang lets a plugin add command-line flags"
+_STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
+_NO_STATE = "SGLang lets a plugin contribute to the internal state"
 _NO_PROOF = "SGLang stops when a plugin that was asked for fails"
 _TORCH_FORM = "SGLang ships a torch form of this kernel for platforms without Triton"
 
@@ -122,6 +124,33 @@ ACTIVE_HOOKS = (
         "SGLang lets a plugin subclass a built-in worker",
         ("self", "server_args"),
         "https://github.com/sgl-project/sglang/pull/23991",
+    ),
+    Hook(
+        f"{_STATE}.get_internal_state",
+        "after",
+        "sglang_spec_ext.workers.runtime_control:add_state",
+        "active",
+        "shows the controller's state in /server_info",
+        _NO_STATE,
+        ("self", "recv_req"),
+    ),
+    Hook(
+        f"{_STATE}._update_handlers",
+        "after",
+        "sglang_spec_ext.workers.runtime_control:add_handlers",
+        "active",
+        "accepts mode, pin, unpin and reset through /set_internal_state",
+        _NO_STATE,
+        ("self",),
+    ),
+    Hook(
+        "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin.set_internal_state",
+        "around",
+        "sglang_spec_ext.workers.runtime_control:answer_with_reason",
+        "active",
+        "answers a rejected update of ours with the rule and status 400; SGLang answers [false]",
+        _NO_STATE,
+        ("self", "obj"),
     ),
 )
 
@@ -226,6 +255,24 @@ CPU_HOOKS = (
         "launches a Triton gather",
         _TORCH_FORM,
         ("accept_tokens", "accept_lens", "bonus_tokens", "accept_stride", "batch_size"),
+    ),
+    Hook(
+        f"{_OPS}.eagle.fill_accept_out_cache_loc_func",
+        "replace",
+        "sglang_spec_ext.cpu.cache_locs:accepted_slots",
+        "cpu",
+        "launches a Triton gather (NGRAM)",
+        _TORCH_FORM,
+        ("accept_index", "out_cache_loc", "accept_out_cache_loc", "size"),
+    ),
+    Hook(
+        f"{_OPS}.cache_locs.fill_front_out_cache_loc_func",
+        "replace",
+        "sglang_spec_ext.cpu.cache_locs:front_slots",
+        "cpu",
+        "launches a Triton gather (NGRAM)",
+        _TORCH_FORM,
+        ("num_front", "out_cache_loc", "front_out_cache_loc"),
     ),
     Hook(
         f"{_OPS}.reconstruct_tree",

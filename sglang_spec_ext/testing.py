@@ -106,12 +106,18 @@ def wait_until_ready(server: Server, timeout_s: float = START_TIMEOUT_S) -> None
     while time.monotonic() < deadline:
         if server.process.poll() is not None:
             raise ServerFailed(f"the server ended with status {server.process.returncode}\n{server.log_tail()}")
-        with contextlib.suppress(urllib.error.URLError, OSError):
-            with urllib.request.urlopen(f"{server.url}/health", timeout=5) as answer:  # noqa: S310 - our own loopback
-                if answer.status == 200:
-                    return
+        if _healthy(server):
+            return
         time.sleep(0.2)
     raise ServerFailed(f"the server was not ready after {timeout_s:.0f} s\n{server.log_tail()}")
+
+
+def _healthy(server: Server) -> bool:
+    try:
+        with urllib.request.urlopen(f"{server.url}/health", timeout=5) as answer:  # noqa: S310 - our own loopback
+            return bool(answer.status == 200)
+    except OSError:  # URLError is one
+        return False
 
 
 @contextlib.contextmanager

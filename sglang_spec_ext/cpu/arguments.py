@@ -1,7 +1,8 @@
 """Start-up checks of SGLang that ask for a device by name where the platform should answer.
 
 Stands around `arg_groups/platform_hook.py: handle_cpu_backends`,
-`arg_groups/speculative_hook.py: _handle_dspark` and `speculative/draft_utils.py: DraftBackendFactory._create_backend`; registers the attention back end.
+`arg_groups/speculative_hook.py: _handle_dspark` and
+`speculative/draft_utils.py: DraftBackendFactory._create_backend`; registers the attention back end.
 """
 
 from collections.abc import Callable

@@ -36,6 +36,8 @@ class Geometry:
     kv_lens: Sequence[int]
     slots: torch.Tensor
     packed: bool
+    # a draft tree: which of its kv_lens[i] tokens each query of request i sees, [q, kv] bool each; None for chains
+    trees: Sequence[torch.Tensor] | None = None
     flat_slots: torch.Tensor = field(init=False)
     kv_lens_tensor: torch.Tensor = field(init=False)
     # [bs, max(q_lens)] int64 row of each padded query, and [sum(q_lens)] the way back; None when uniform
@@ -67,6 +69,9 @@ class Geometry:
 
     def _build_mask(self, causal: bool, window: int, repeat: int, dtype: torch.dtype) -> torch.Tensor | None:
         q_max, kv_max = max(self.q_lens), self.slots.shape[1]
+        if self.trees is not None:
+            padded = [F.pad(tree, (0, kv_max - tree.shape[1], 0, q_max - tree.shape[0])) for tree in self.trees]
+            return _additive(torch.stack(padded), repeat, dtype)
         equal = min(self.kv_lens) == kv_max
         if equal and window < 0 and (not causal or q_max == 1):
             return None
@@ -80,9 +85,13 @@ class Geometry:
                 visible = visible & (key_pos <= query_pos)
             if window >= 0:
                 visible = visible & (key_pos >= query_pos - window)
-        mask = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, float("-inf"))
-        mask = mask.expand(-1, q_max, -1)
-        return mask.repeat(1, repeat, 1).unsqueeze(1)
+        return _additive(visible.expand(-1, q_max, -1), repeat, dtype)
+
+
+def _additive(visible: torch.Tensor, repeat: int, dtype: torch.dtype) -> torch.Tensor:
+    """Turn [bs, q, kv] bool into the additive mask [bs, 1, repeat * q, kv]."""
+    mask = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, float("-inf"))
+    return mask.repeat(1, repeat, 1).unsqueeze(1)
 
 
 class TorchSpecAttention(AttentionBackend):
@@ -113,7 +122,8 @@ class TorchSpecAttention(AttentionBackend):
         if min(kv_lens) != kv_max:
             slots *= torch.arange(kv_max) < torch.tensor(kv_lens)[:, None]
         small = max(q_lens) <= PACK_MAX_QUERIES and bs * kv_max <= PACK_WASTE * sum(kv_lens)
-        self.geometry = Geometry(q_lens, kv_lens, slots, packed=min(q_lens) > 0 and (small or bs == 1))
+        packed = min(q_lens) > 0 and (small or bs == 1)
+        self.geometry = Geometry(q_lens, kv_lens, slots, packed, _trees(forward_batch, q_lens, kv_lens))
 
     def _lengths(self, forward_batch: ForwardBatch) -> tuple[list[int], list[int]]:
         mode = forward_batch.forward_mode
@@ -230,10 +240,26 @@ def _attend_each(
     for i, (q_len, kv_len) in enumerate(zip(geometry.q_lens, geometry.kv_lens, strict=True)):
         if q_len == 0:
             continue
-        single = Geometry([q_len], [kv_len], geometry.slots[i : i + 1, :kv_len], packed=True)
+        tree = None if geometry.trees is None else geometry.trees[i : i + 1]
+        single = Geometry([q_len], [kv_len], geometry.slots[i : i + 1, :kv_len], packed=True, trees=tree)
         outs.append(_attend_packed(q[start : start + q_len], keys, values, layer, single))
         start += q_len
     return torch.cat(outs)
+
+
+def _trees(
+    forward_batch: ForwardBatch, q_lens: Sequence[int], kv_lens: Sequence[int]
+) -> list[torch.Tensor] | None:
+    """Cut the flat tree mask of a verify batch into one [q, kv] bool matrix a request; None for a chain.
+
+    Layout: `spec_tree.TreeMaskMode.FULL_MASK`, for each request its n rows of seq_len + n entries.
+    """
+    spec_info = forward_batch.spec_info
+    if not forward_batch.forward_mode.is_target_verify() or getattr(spec_info, "tree_topk", 1) == 1:
+        return None
+    sizes = [q * kv for q, kv in zip(q_lens, kv_lens, strict=True)]
+    pieces = spec_info.custom_mask[: sum(sizes)].bool().split(sizes)
+    return [piece.view(q, kv) for piece, q, kv in zip(pieces, q_lens, kv_lens, strict=True)]
 
 
 def _is_causal(layer: RadixAttention) -> bool:

@@ -1,8 +1,9 @@
 """Torch forms of the slot bookkeeping that SGLang launches as Triton kernels.
 
 Stands in for `mem_cache/allocation.py: assign_req_to_token_pool_func` and for
-`kernels/ops/speculative/cache_locs.py: assign_extend_cache_locs_func`, `assign_extend_cache_locs_uniform_func`
-and `assign_draft_cache_locs_contiguous_func`. Names and argument order are upstream's.
+`kernels/ops/speculative/cache_locs.py: assign_extend_cache_locs_func`, `assign_draft_cache_locs_contiguous_func`
+and `fill_front_out_cache_loc_func`, and for `kernels/ops/speculative/eagle.py: fill_accept_out_cache_loc_func`.
+Names and argument order are upstream's.
 """
 
 from typing import Any
@@ -72,3 +73,19 @@ def draft_cache_locs(
     out_cache_loc.copy_(slots.reshape(-1).to(out_cache_loc.dtype))
     if positions is not None:
         positions.copy_(seq_lens.repeat_interleave(topk).to(positions.dtype))
+
+
+def front_slots(num_front: torch.Tensor, out_cache_loc: torch.Tensor, front_out_cache_loc: torch.Tensor) -> None:
+    """Pack the first `num_front[i]` slots of each request's verify window, in place."""
+    window = out_cache_loc.view(num_front.numel(), -1)
+    chosen = window[torch.arange(window.shape[1]) < num_front.long()[:, None]]
+    front_out_cache_loc[: chosen.numel()] = chosen.to(front_out_cache_loc.dtype)
+
+
+def accepted_slots(
+    accept_index: torch.Tensor, out_cache_loc: torch.Tensor, accept_out_cache_loc: torch.Tensor, size: int
+) -> None:
+    """Pack the slots of the accepted nodes (index -1 is none), in order, in place."""
+    index = accept_index.reshape(-1)[:size]
+    chosen = out_cache_loc[index[index >= 0].long()]
+    accept_out_cache_loc[: chosen.numel()] = chosen.to(accept_out_cache_loc.dtype)

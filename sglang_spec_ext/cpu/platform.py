@@ -17,7 +17,6 @@ from sglang_spec_ext.cpu.selection import ATTENTION_BACKEND
 from sglang_spec_ext.errors import SpecExtError
 from sglang_spec_ext.hook_install import installed
 
-
 DEFAULT_MAX_TOTAL_TOKENS = 32768
 DEFAULT_MEM_FRACTION = 0.7
 

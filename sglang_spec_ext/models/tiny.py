@@ -39,7 +39,7 @@ class Entry:
     @property
     def recipe(self) -> str:
         """Identify the content: bump the number when a builder changes."""
-        return f"tiny/{self.name}/3"
+        return f"tiny/{self.name}/4"
 
 
 def entries() -> tuple[Entry, ...]:
@@ -60,7 +60,7 @@ def entries() -> tuple[Entry, ...]:
         Entry("blend-llama", _blend_target),
         Entry("blend-eagle", lambda path: _save(path, _eagle_config(BLEND_VOCAB), _blend_eagle())),
         Entry("blend-eagle3", lambda path: _save(path, *_blend_eagle3())),
-        Entry("blend-dflash", lambda path: _save(path, _dflash_config(BLEND_VOCAB), _blend_dflash())),
+        Entry("blend-dflash", lambda path: _save(path, *_blend_dflash())),
         Entry("blend-dspark", lambda path: _save(path, *_blend_dspark())),
     ]
     return tuple(rows)
@@ -186,12 +186,15 @@ def _block_config(vocab: int, layers: int) -> dict[str, object]:
     }
 
 
-def _dflash_config(vocab: int) -> dict[str, object]:
+def _dflash_config(vocab: int, mask_token_id: int | None = None) -> dict[str, object]:
     return {
         **_block_config(vocab, 2),
         "architectures": ["DFlashDraftModel"],
         "block_size": BLOCK,
-        "dflash_config": {"target_layer_ids": list(TAPS), "mask_token_id": vocab - 1},
+        "dflash_config": {
+            "target_layer_ids": list(TAPS),
+            "mask_token_id": vocab - 1 if mask_token_id is None else mask_token_id,
+        },
     }
 
 
@@ -330,9 +333,15 @@ def _blend_eagle3() -> tuple[dict[str, object], Weights]:
     return config, weights
 
 
-def _blend_dflash() -> Weights:
-    """A parallel block without a Markov head proposes from the mask's own embedding: one guess for all places."""
-    return _silence(_block_backbone(), "o_proj.weight", "down_proj.weight")
+def _blend_dflash() -> tuple[dict[str, object], Weights]:
+    """A parallel block without a Markov head guesses from the mask's own embedding, alike at every place.
+
+    The mask is the token after which the favourite is surest, so the guess is the favourite.
+    """
+    embedding, head = _blend_tables()
+    mask = int((embedding @ head.T).log_softmax(-1)[:, FAVOURITE].argmax())
+    weights = _silence(_block_backbone(), "o_proj.weight", "down_proj.weight")
+    return _dflash_config(BLEND_VOCAB, mask), weights
 
 
 def _blend_dspark() -> tuple[dict[str, object], Weights]:

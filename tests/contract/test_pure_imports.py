@@ -21,7 +21,8 @@ def test_pure_parts_import_without_torch_and_sglang() -> None:
     code = (
         "import sglang_spec_ext, sglang_spec_ext.config, sglang_spec_ext.flags, sglang_spec_ext.hooks\n"
         "import importlib, pkgutil, sglang_spec_ext.control as control\n"
-        "for item in pkgutil.iter_modules(control.__path__): importlib.import_module('sglang_spec_ext.control.' + item.name)\n"
+        "for item in pkgutil.iter_modules(control.__path__):\n"
+        "    importlib.import_module('sglang_spec_ext.control.' + item.name)\n"
         "import sglang_spec_ext.disagg.schema, sglang_spec_ext.disagg.record, sglang_spec_ext.cpu.selection\n"
     )
     done = run(code)

@@ -8,10 +8,10 @@ import pytest
 
 pytest.importorskip("sglang")
 
-import httpx  # noqa: E402
-import torch  # noqa: E402
+import httpx
+import torch
 
-from sglang_spec_ext.testing import Server, running_server  # noqa: E402
+from sglang_spec_ext.testing import Server, running_server
 
 # one thread: these models are tiny, and two would only wait for each other
 CPU = {"SGLANG_PLATFORM": "spec_ext_cpu", "OMP_NUM_THREADS": "1"}

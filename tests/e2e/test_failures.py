@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("sglang")
 
-from sglang_spec_ext.testing import Server, running_server, session_members, start_server, wait_until_ready  # noqa: E402
+from sglang_spec_ext.testing import Server, running_server, session_members, start_server, wait_until_ready
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
@@ -50,7 +50,7 @@ def fails(argv: list[str], environment: dict[str, str] | None = None) -> tuple[i
 
 def message_of(output: str) -> str:
     """Return the one line that this project printed."""
-    found = re.findall(r"^sglang-spec-ext: error: (.*)$", output, re.M)
+    found = re.findall(r"^sglang-spec-ext: error: (.*)$", output, re.MULTILINE)
     assert len(found) == 1, output[-3000:]
     return found[0]
 
@@ -158,7 +158,7 @@ def leftovers(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
 def test_a_stopped_server_leaves_no_process_no_port_and_no_file(target, tmp_path: Path, how: signal.Signals) -> None:
-    shared = set(Path("/dev/shm").iterdir())  # noqa: S108 - compared, not written
+    shared = set(Path("/dev/shm").iterdir())
     environment = {**CPU, "TMPDIR": str(tmp_path)}
     server: Server = start_server(target, environment=environment)
     try:
@@ -175,12 +175,13 @@ def test_a_stopped_server_leaves_no_process_no_port_and_no_file(target, tmp_path
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", port))
     assert leftovers(tmp_path) == []
-    assert set(Path("/dev/shm").iterdir()) - shared == set()  # noqa: S108
+    assert set(Path("/dev/shm").iterdir()) - shared == set()
 
 
 def test_sglang_serve_takes_the_flags_too(target, checkpoint) -> None:
-    import httpx
     import sys
+
+    import httpx
 
     launcher = [str(Path(sys.executable).parent / "sglang"), "serve"]
     arguments = [*target, *speculative("DSPARK", checkpoint("blend-dspark")), "--spec-ext-mode", "shadow"]

@@ -118,8 +118,8 @@ def test_chat_completions_streaming_and_not(served, reference) -> None:
     with served.client.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as answer:
         for line in answer.iter_lines():
             if line.startswith("data: ") and line != "data: [DONE]":
-                for choice in json.loads(line.removeprefix("data: "))["choices"]:
-                    pieces.append(choice["delta"].get("content") or "")
+                choices = json.loads(line.removeprefix("data: "))["choices"]
+                pieces += [choice["delta"].get("content") or "" for choice in choices]
     assert "".join(pieces) == text
 
 

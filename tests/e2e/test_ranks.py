@@ -4,9 +4,9 @@ import pytest
 
 pytest.importorskip("sglang")
 
-import httpx  # noqa: E402
+import httpx
 
-from sglang_spec_ext.testing import running_server  # noqa: E402
+from sglang_spec_ext.testing import running_server
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(400)]
 
