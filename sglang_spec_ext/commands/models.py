@@ -1,47 +1,28 @@
-"""`spec-ext models`: prepare the checkpoints of the demo and the tests."""
+"""`spec-ext models`: one table of actions, each imported only when it is called."""
 
 import argparse
-import json
-import sys
+import importlib
 
-from sglang_spec_ext.cli import UsageError
+# name -> (module with configure(parser) and run(args) -> int, one line of help)
+ACTIONS = {
+    "prepare": (
+        "sglang_spec_ext.commands.models_prepare",
+        "make the demo target and the tiny test checkpoints, once",
+    ),
+    "check": ("sglang_spec_ext.commands.models_check", "check a draft folder, alone and against its target"),
+    "train": ("sglang_spec_ext.commands.models_train", "make training text and train a draft"),
+    "calibrate": ("sglang_spec_ext.commands.models_calibrate", "fit the confidence temperatures of a DSpark draft"),
+    "evaluate": ("sglang_spec_ext.commands.models_evaluate", "measure accept lengths on the real engine"),
+}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the sub-subcommands."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    prepare = actions.add_parser("prepare", help="make the demo target and the tiny test checkpoints, once")
-    prepare.add_argument("names", nargs="*", help="only these: smollm2, tiny, or the name of one checkpoint")
-    prepare.add_argument("--json", action="store_true", help="print one JSON object: name -> folder")
+    for name, (module, summary) in ACTIONS.items():
+        importlib.import_module(module).configure(actions.add_parser(name, help=summary, description=summary))
 
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the action."""
-    return _prepare(args.names, as_json=args.json)
-
-
-def _prepare(names: list[str], *, as_json: bool) -> int:
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from sglang_spec_ext.models import prepare
-
-    known = prepare.models()
-    for name in names:
-        if not any(name in (model.name, model.group) for model in known):
-            choices = ", ".join(["tiny", *(model.name for model in known)])
-            raise UsageError(f"models prepare: there is no checkpoint {name!r}; choose from {choices}")
-    wanted = [m for m in known if not names or m.name in names or m.group in names]
-    console = Console(file=sys.stderr)
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("preparing checkpoints", total=len(wanted))
-        for model, reason in prepare.prepare(wanted):
-            if reason is not None:
-                progress.console.print(f"built {model.name} ({reason})")
-            progress.advance(task)
-    if as_json:
-        print(json.dumps({model.name: str(model.folder) for model in wanted}))
-    else:
-        for model in wanted:
-            print(f"{model.name:24s} {model.folder}")
-    return 0
+    return int(importlib.import_module(ACTIONS[args.action][0]).run(args))
