@@ -41,9 +41,10 @@ def _host_sender(base: type) -> type:
 
 
 @cache
-def _host_manager(base: type) -> type:
-    def __init__(self: Any, args: Any, *rest: Any, **named: Any) -> None:  # noqa: N807 - a method of the class below
-        args.kv_data_mem_kinds = ["DRAM"] * len(args.kv_data_ptrs)
-        base.__init__(self, args, *rest, **named)
+def _host_manager(base: Any) -> type:
+    class HostKVManager(base):  # type: ignore[misc]  # SGLang's class, known at run time
+        def __init__(self, args: Any, *rest: Any, **named: Any) -> None:
+            args.kv_data_mem_kinds = ["DRAM"] * len(args.kv_data_ptrs)
+            super().__init__(args, *rest, **named)
 
-    return type(f"Host{base.__name__}", (base,), {"__init__": __init__})
+    return HostKVManager

@@ -57,9 +57,7 @@ def capability_of(scheduler: Any, buffers: Any, *, transport: str) -> Capability
 
 def stock_rows_of(buffers: Any, pointers: list[int], item_lens: list[int]) -> StockRows:
     """Return the lengths of SGLang's own rows and the place of the hidden row among them."""
-    return StockRows(
-        row_bytes=tuple(item_lens), hidden_index=pointers.index(buffers.output_hidden_states.data_ptr())
-    )
+    return StockRows(row_bytes=tuple(item_lens), hidden_index=pointers.index(buffers.output_hidden_states.data_ptr()))
 
 
 def dtype_name(dtype: Any) -> str:

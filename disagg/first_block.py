@@ -71,9 +71,7 @@ def _propose(worker: Any, batch: Any, draft_input: Any) -> Any:
 class _BorrowedSlots:
     """K/V slots for the `width` positions after each sequence, for the time of one draft pass."""
 
-    def __init__(
-        self, batch: Any, borrowed: "torch.Tensor", rows: list[int], seq_lens: list[int], width: int
-    ) -> None:
+    def __init__(self, batch: Any, borrowed: "torch.Tensor", rows: list[int], seq_lens: list[int], width: int) -> None:
         self._batch, self._borrowed, self._rows = batch, borrowed, rows
         self._seq_lens, self._width = seq_lens, width
 

@@ -106,15 +106,11 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
             capability = msgspec.json.decode(self.capability, type=Capability)
             capability.schema()
         except (msgspec.DecodeError, ValueError) as error:
-            raise HandshakeError(
-                "capability", str(error), f"the fields of version {SCHEMA_VERSION}"
-            ) from error
+            raise HandshakeError("capability", str(error), f"the fields of version {SCHEMA_VERSION}") from error
         return capability
 
 
-def encode_answer(
-    capability: Capability, stock_rows: StockRows, *, schema_version: int = SCHEMA_VERSION
-) -> bytes:
+def encode_answer(capability: Capability, stock_rows: StockRows, *, schema_version: int = SCHEMA_VERSION) -> bytes:
     """Return the JSON payload of ROUTE."""
     answer = {"schema_version": schema_version, "stock_rows": stock_rows, "capability": capability}
     return msgspec.json.encode(answer)

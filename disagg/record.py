@@ -189,8 +189,7 @@ class RecordCodec:
         self.row_bytes = schema.row_bytes
         self._dtype_code = DTYPES[schema.shape.hidden_dtype][0]
         self._places = tuple(
-            _Place(f.spec.name, f.spec.count, NUMPY_DTYPES[f.dtype], f.shape, f.offset)
-            for f in schema.placed_fields
+            _Place(f.spec.name, f.spec.count, NUMPY_DTYPES[f.dtype], f.shape, f.offset) for f in schema.placed_fields
         )
         self._capacity: dict[str, int] = {}
         for f in schema.placed_fields:

@@ -83,9 +83,7 @@ BODY_FIELDS = (
         "num_hidden_rows",
         "EAGLE: the hidden row(s) that the first draft step reads",
     ),
-    FieldSpec(
-        "topk_p", "float32", ("max_topk",), "num_topk", "EAGLE: draft probabilities of the first tree level"
-    ),
+    FieldSpec("topk_p", "float32", ("max_topk",), "num_topk", "EAGLE: draft probabilities of the first tree level"),
     FieldSpec("topk_index", "int64", ("max_topk",), "num_topk", "EAGLE: draft token ids of topk_p"),
     FieldSpec(
         "block_ids",

@@ -51,9 +51,7 @@ def _publish(session: PdSession, manager: Any) -> None:
             peers.publish_answer(url, rank, session.answer())
         except peers.PeerUnavailableError as error:
             if attempt == PUBLISH_ATTEMPTS - 1:
-                raise SystemExit(
-                    f"spec-ext: the bootstrap server does not take our capability: {error}"
-                ) from error
+                raise SystemExit(f"spec-ext: the bootstrap server does not take our capability: {error}") from error
             time.sleep(PUBLISH_DELAY_S * 2**attempt)
         else:
             return
@@ -104,9 +102,7 @@ def _sidecar_endpoint(receiver: Any) -> str:
     info = receiver.prefill_info
     known: dict[str, str] = info.__dict__.setdefault("spec_ext_endpoints", {})
     tp = receiver.target_tp_rank if receiver.target_tp_rank is not None else receiver.target_tp_ranks[0]
-    rank = peers.rank_key(
-        receiver.prefill_dp_rank, receiver.target_cp_ranks[0], tp, receiver.target_pp_ranks[-1]
-    )
+    rank = peers.rank_key(receiver.prefill_dp_rank, receiver.target_cp_ranks[0], tp, receiver.target_pp_ranks[-1])
     if rank not in known:
         try:
             answer = peers.fetch_answer(f"http://{receiver.bootstrap_addr}", rank)

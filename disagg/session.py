@@ -88,9 +88,7 @@ class HandedRequest:
 
 def handed_request(req: Any, anchor_token: int) -> HandedRequest:
     """Return SGLang's request as a HandedRequest."""
-    return HandedRequest(
-        bootstrap_room=req.bootstrap_room, prompt_ids=req.origin_input_ids, anchor_token=anchor_token
-    )
+    return HandedRequest(bootstrap_room=req.bootstrap_room, prompt_ids=req.origin_input_ids, anchor_token=anchor_token)
 
 
 class PdSession:
@@ -127,9 +125,7 @@ class PdSession:
 
     def open_publisher(self, host: str) -> None:
         """Start prefill's sidecar on `host` and name its endpoint in the capability."""
-        self.publisher = SidecarPublisher(
-            host, row_bytes=self.codec.row_bytes, counters=self.counters, key=self._key
-        )
+        self.publisher = SidecarPublisher(host, row_bytes=self.codec.row_bytes, counters=self.counters, key=self._key)
         self.capability = msgspec.structs.replace(self.capability, sidecar_endpoint=self.publisher.endpoint)
 
     def answer(self) -> bytes:

@@ -49,9 +49,7 @@ def read_key_file(path: str | Path) -> bytes:
     path = Path(path)
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode) or mode & 0o077:
-        raise ValueError(
-            f"pd-key-file must be a regular file of mode 0600, got {path} ({stat.filemode(mode)})"
-        )
+        raise ValueError(f"pd-key-file must be a regular file of mode 0600, got {path} ({stat.filemode(mode)})")
     key = path.read_bytes().strip()
     if len(key) < MIN_KEY_BYTES:
         raise ValueError(f"pd-key-file must hold at least {MIN_KEY_BYTES} bytes, got {len(key)} in {path}")
@@ -207,9 +205,7 @@ class SidecarSubscriber:
     At most `capacity` rooms are open at a time; beyond it `want` says no and the request starts cold.
     """
 
-    def __init__(
-        self, *, row_bytes: int, counters: PdCounters, key: bytes | None = None, capacity: int = 4096
-    ) -> None:
+    def __init__(self, *, row_bytes: int, counters: PdCounters, key: bytes | None = None, capacity: int = 4096) -> None:
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1, got {capacity}")
         self._zmq = _load_zmq()

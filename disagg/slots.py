@@ -112,8 +112,6 @@ class CheckedIndexAllocator:
         lease = self._leases.pop(free_index, None)
         if lease is None:
             self.errors += 1
-            logger.error(
-                "metadata slot %r was freed but is not held; ignored (%d so far)", free_index, self.errors
-            )
+            logger.error("metadata slot %r was freed but is not held; ignored (%d so far)", free_index, self.errors)
             return
         self._slots.release(lease)

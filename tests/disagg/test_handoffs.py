@@ -20,9 +20,7 @@ from sglang_spec_ext.disagg.slots import SlotAllocator
 
 HANDOFFS, SLOTS, IN_FLIGHT = 10_000, 16, 64
 SCHEMA = Schema(
-    RecordShape(
-        hidden_width=256, hidden_dtype="bfloat16", max_hidden_rows=1, max_topk=8, max_block=7, max_prior=7
-    )
+    RecordShape(hidden_width=256, hidden_dtype="bfloat16", max_hidden_rows=1, max_topk=8, max_block=7, max_prior=7)
 )
 ORDER = struct.Struct("<QI")  # room, decode slot; room 0 ends the run
 DONE = struct.Struct("<QII")  # room, decode slot, generation that prefill wrote
@@ -110,9 +108,7 @@ class DecodeEnd:
     def __init__(self, rows, orders, done, sidecar_endpoint):
         self.rows, self.orders, self.done, self.sidecar_endpoint = rows, orders, done, sidecar_endpoint
         self.codec, self.slots, self.counters = rec.RecordCodec(SCHEMA), SlotAllocator(SLOTS), PdCounters()
-        self.subscriber = SidecarSubscriber(
-            row_bytes=SCHEMA.row_bytes, counters=self.counters, capacity=IN_FLIGHT
-        )
+        self.subscriber = SidecarSubscriber(row_bytes=SCHEMA.row_bytes, counters=self.counters, capacity=IN_FLIGHT)
         self.leases, self.waiting = {}, {}
         self.exhausted = 0
 

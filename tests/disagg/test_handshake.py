@@ -36,9 +36,7 @@ DEGRADE, REFUSE = hs.MismatchPolicy.DEGRADE, hs.MismatchPolicy.REFUSE
 
 
 def judge(payload, policy=DEGRADE, rows=ROWS):
-    return hs.judge(
-        payload, decode=OURS, stock_rows=rows, policy=policy, peer="10.0.0.1:8998", spare_row_bytes=4096
-    )
+    return hs.judge(payload, decode=OURS, stock_rows=rows, policy=policy, peer="10.0.0.1:8998", spare_row_bytes=4096)
 
 
 def test_equal_servers_are_warm_wherever_their_sidecar_listens():

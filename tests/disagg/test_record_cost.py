@@ -5,9 +5,7 @@ import pytest
 from sglang_spec_ext.disagg.record import DraftRecord, Expectation, RecordCodec
 from sglang_spec_ext.disagg.schema import RecordShape, Schema
 
-EAGLE_4096 = RecordShape(
-    hidden_width=4096, hidden_dtype="bfloat16", max_hidden_rows=1, max_topk=8, max_prior=8
-)
+EAGLE_4096 = RecordShape(hidden_width=4096, hidden_dtype="bfloat16", max_hidden_rows=1, max_topk=8, max_prior=8)
 
 
 @pytest.mark.parametrize(

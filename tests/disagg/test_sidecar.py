@@ -167,9 +167,7 @@ def test_a_forged_record_is_refused_by_its_tag_and_a_replayed_one_by_its_nonce(m
     assert pair.subscriber.has(5)
 
 
-def test_messages_of_wrong_size_shape_or_version_are_counted_and_leave_the_server_working(
-    make_pair, raw_dealer
-):
+def test_messages_of_wrong_size_shape_or_version_are_counted_and_leave_the_server_working(make_pair, raw_dealer):
     pair = make_pair()
     raw_dealer.connect(pair.endpoint)
     want = sc._Codec(ROW, None).seal(sc.WANT_MAGIC, 5, 1)

@@ -327,9 +327,7 @@ class Peer:
         session = self.session
         if session is None:
             return {"free": self.allocator.available_size(), "counters": {}, "waiting": 0, "peers": {}}
-        counters = {
-            f"{name}.{label}" if label else name: value for name, label, value in session.counters.rows()
-        }
+        counters = {f"{name}.{label}" if label else name: value for name, label, value in session.counters.rows()}
         waiting = len(session.subscriber) if session.subscriber is not None else 0
         free = self.allocator.available_size()
         return {"free": free, "counters": counters, "waiting": waiting, "peers": dict(session.peers)}
@@ -365,9 +363,7 @@ def draft_of(req):
     """The draft state that both sides derive from the prompt."""
     import torch
 
-    generator = torch.Generator().manual_seed(
-        sum((i + 1) * token for i, token in enumerate(req.origin_input_ids))
-    )
+    generator = torch.Generator().manual_seed(sum((i + 1) * token for i, token in enumerate(req.origin_input_ids)))
     hidden = torch.randn(OPTIONS.get("stock_hidden", HIDDEN), generator=generator).to(torch.bfloat16)
     probs, ids = torch.softmax(torch.randn(VOCAB, generator=generator), 0).topk(OPTIONS.get("topk", TOPK))
     return hidden, probs, ids
