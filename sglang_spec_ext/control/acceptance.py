@@ -13,6 +13,7 @@ from math import exp, log
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sglang_spec_ext.records import BoolArray, IntArray, RequestClass, StepObservation
 
@@ -20,6 +21,7 @@ WINDOW_SAMPLES = 512.0  # memory of the long window in requests ...
 WINDOW_STEPS = 32.0  # ... but never less than these steps
 SHORT_SAMPLES = 96.0
 SHORT_STEPS = 4.0
+TEST_INTERVAL = 4  # observations between tests for a change
 CHANGE_NATS = 8.0  # evidence that drops the long window: 4 sigmas
 WARY_NATS = 3.5  # the same after a phase at K = 0, where samples are few and the load may have changed
 WARY_WEIGHT = 16.0  # samples that estimates from before such a phase may weigh
@@ -46,6 +48,7 @@ class ClassAcceptance:
     level: float = PRIOR_RATE  # rate of position 1 to fall back on where samples are few
     changes: int = 0
     wary: bool = False
+    _observations: int = 0
     _rates: list[float] | None = None
     _expected: list[float] | None = None
 
@@ -62,6 +65,9 @@ class ClassAcceptance:
         keep = exp(-min(rows / WINDOW_SAMPLES, 1.0 / WINDOW_STEPS))
         keep_short = exp(-min(rows / SHORT_SAMPLES, 1.0 / SHORT_STEPS))
         keep_stale = keep ** (1.0 / STALE_SLOWDOWN)
+        self._observations += 1
+        # the test looks back over a whole window, so it may come late; not where single samples count
+        test = self.wary or not self._observations % TEST_INTERVAL
         trials, hits = self.trials, self.hits
         short_trials, short_hits = self.short_trials, self.short_hits
         for j in range(self.max_k):
@@ -75,7 +81,7 @@ class ClassAcceptance:
             hits[j] = hits[j] * keep + accepted[j]
             short_trials[j] = short_trials[j] * keep_short + new
             short_hits[j] = short_hits[j] * keep_short + accepted[j]
-            if self._changed(j):
+            if test and self._changed(j):
                 self._restart_from(j)
             if j == 0 and trials[0] > 4.0 * PRIOR_WEIGHT:
                 self.level = hits[0] / trials[0]
@@ -200,28 +206,37 @@ class Acceptance:
         if not used or not observation.k:
             return used, 0
         self.samples += used
-        width = self.max_k + 2
-        good = accepted[usable].astype(np.int64)
-        key = good
-        if observation.verified is None:
-            reach = np.minimum(good + 1, observation.k)
-        else:
-            reach = np.minimum(good + 1, observation.verified[usable])
-        if observation.classes is not None:
-            offset = observation.classes[usable].astype(np.int64) * width
-            key, reach = good + offset, reach + offset
-        size = width * len(self.classes)
-        got = np.bincount(key, minlength=size).tolist()
-        saw = np.bincount(reach, minlength=size).tolist()
+        everything = used == accepted.size
+        got = self._histograms(accepted if everything else accepted[usable], observation, usable)
+        reach = None
+        if observation.verified is not None:
+            limit = observation.verified if everything else observation.verified[usable]
+            good = accepted if everything else accepted[usable]
+            reach = self._histograms(np.minimum(good + 1, limit), observation, usable)
         total = 0
-        for index, state in enumerate(self.classes):
-            block = got[index * width : (index + 1) * width]
+        for index, block in enumerate(got):
             rows = sum(block)
             if rows:
                 hits = _at_least(block)
-                state.observe(rows, _at_least(saw[index * width : (index + 1) * width]), hits)
+                if reach is None:  # everybody verified K: whoever took j reached j + 1
+                    reached = [rows, *hits[: observation.k - 1], *[0] * (len(hits) - observation.k)]
+                else:
+                    reached = _at_least(reach[index])
+                self.classes[index].observe(rows, reached, hits)
                 total += sum(hits)
         return used, total
+
+    def _histograms(
+        self, values: NDArray[Any], observation: StepObservation, usable: BoolArray
+    ) -> list[list[int]]:
+        """Count the values 0 .. max_k of usable rows, for each class."""
+        width = self.max_k + 1
+        keys = values if values.dtype.kind in "iu" else values.astype(np.int64)
+        if observation.classes is None:
+            return [np.bincount(keys, minlength=width).tolist()]
+        classes = observation.classes if len(keys) == len(usable) else observation.classes[usable]
+        flat = np.bincount(keys + classes * width, minlength=width * len(self.classes)).tolist()
+        return [flat[start : start + width] for start in range(0, len(flat), width)]
 
     def seed(self, request_class: RequestClass, rates: Sequence[float], weight: float) -> None:
         """Start a class from known rates [positions] worth `weight` samples (a PD acceptance prior)."""

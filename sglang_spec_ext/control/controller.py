@@ -162,9 +162,7 @@ class Controller:
         if self.settings.ranks == 1:
             self._commit(arm)
         score = arms[arm]
-        uniform = {k: (s.tokens, s.seconds) for k, s in arms.items() if k != RAGGED}
-        chosen, ideal = arms[arm], arms[best]
-        self.ledger.predicted(uniform, (chosen.tokens, chosen.seconds), (ideal.tokens, ideal.seconds))
+        self.ledger.predicted(scores, score, arms[best])
         probed = self._probe_arm(batch, arm, arms, groups)
         if probed is not None:
             self.probe_steps += 1
@@ -188,7 +186,7 @@ class Controller:
             return best, Reason.CAPPED if current > cap or current == RAGGED else Reason.SWITCH
         gain = arms[best].rate / arms[current].rate - 1.0
         noise = 0.0
-        if gain > 0.0:
+        if gain > self.hysteresis.margin(self.decisions, 0.0):  # else it stays whatever the noise is
             accepted = gain_error(groups, self.acceptance, arms[best], arms[current])
             noise = sqrt(accepted * accepted + 2.0 * self.cost.standard_error**2)
             if self.cost.drifting:

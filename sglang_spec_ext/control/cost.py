@@ -114,7 +114,8 @@ class CostTable:
 
     def bucket_index(self, context_len: int) -> int:
         """Index of `bucket(context_len)`."""
-        return min(bisect_left(self._lengths, context_len), len(self._lengths) - 1)
+        last = len(self._lengths) - 1
+        return min(bisect_left(self._lengths, context_len), last) if last else 0
 
     def draft_s(self, k: int, batch: int, context_len: int = 0) -> float:
         """See StepCost."""

@@ -4,8 +4,10 @@ All predictions of one step use the same estimates, so the regret compares choic
 tokens per second stand beside it. An exponential window of about a thousand steps keeps it current.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
+
+from sglang_spec_ext.control.tiers import Score
 
 WINDOW_STEPS = 1000.0
 
@@ -23,29 +25,24 @@ class Ledger:
         self._measured = [0.0, 0.0]
         self._wasted = [0.0, 0.0]  # draft tokens verified, and of these accepted
 
-    def predicted(
-        self,
-        scores: Mapping[int, tuple[float, float]],
-        chosen: tuple[float, float],
-        best: tuple[float, float],
-    ) -> None:
-        """Add one decision: (tokens, seconds) by K, of the arm that runs, and of the best arm.
+    def predicted(self, scores: Sequence[Score], chosen: Score, best: Score) -> None:
+        """Add one decision: the scores of the lowest tiers, of the arm that runs, and of the best arm.
 
         A K that the ladder forbids at this batch counts as the largest K allowed.
         """
-        keep, last = self._keep, scores[max(scores)]
-        for index, k in enumerate(self.tiers):
-            tokens, seconds = scores.get(k, last)
-            self._tokens[index] = self._tokens[index] * keep + tokens
-            self._seconds[index] = self._seconds[index] * keep + seconds
-        _add(self._chosen, chosen, keep)
-        _add(self._best, best, keep)
+        keep, last = self._keep, len(scores) - 1
+        for index, (tokens, seconds) in enumerate(zip(self._tokens, self._seconds, strict=True)):
+            score = scores[min(index, last)]
+            self._tokens[index] = tokens * keep + score.tokens
+            self._seconds[index] = seconds * keep + score.seconds
+        _add(self._chosen, chosen.tokens, chosen.seconds, keep)
+        _add(self._best, best.tokens, best.seconds, keep)
 
     def measured(self, tokens: float, seconds: float | None, *, drafted: int, accepted: int) -> None:
         """Add one observation: tokens emitted, seconds of the step, draft tokens verified and accepted."""
         if seconds is not None and 0.0 < seconds < float("inf"):
-            _add(self._measured, (tokens, seconds), self._keep)
-        _add(self._wasted, (drafted, accepted), self._keep)
+            _add(self._measured, tokens, seconds, self._keep)
+        _add(self._wasted, drafted, accepted, self._keep)
 
     def snapshot(self) -> dict[str, Any]:
         """Plain facts in tokens per second; None before there is data."""
@@ -68,9 +65,9 @@ class Ledger:
         }
 
 
-def _add(pair: list[float], new: tuple[float, float], keep: float) -> None:
-    pair[0] = pair[0] * keep + new[0]
-    pair[1] = pair[1] * keep + new[1]
+def _add(pair: list[float], first: float, second: float, keep: float) -> None:
+    pair[0] = pair[0] * keep + first
+    pair[1] = pair[1] * keep + second
 
 
 def _rate(pair: Sequence[float]) -> float | None:

@@ -16,6 +16,7 @@ from sglang_spec_ext.records import FloatArray, IntArray
 
 WINDOW_STEPS = 200  # of the exponential window of a bin's residual
 COMMON_STEPS = 500  # of the common part's: it speaks for sizes not in use, so it must not follow noise
+LOOKUPS = 4096  # table lookups that are kept
 SURPRISE_STEPS = 16  # of the fast window that notices drift after correction
 DRIFT_SIGMAS = 4.0
 DRIFT_FLOOR = 0.03  # a smaller standing error than 3 % is not worth a warning
@@ -43,6 +44,7 @@ class LiveCost:
     draft_steps: int = 0
     dropped: int = 0
     _bins: dict[tuple[int, int], _Bin] = field(default_factory=dict)
+    _looked_up: dict[tuple[int, int, int, int], float] = field(default_factory=dict)
 
     @property
     def fixed_s(self) -> float:
@@ -51,11 +53,27 @@ class LiveCost:
 
     def draft_s(self, k: int, batch: int, context_len: int = 0) -> float:
         """Corrected seconds of drafting."""
-        return self.table.draft_s(k, batch, context_len) * exp(self.draft_ratio)
+        return self._tabulated(k, -1, batch, context_len) * exp(self.draft_ratio)
 
     def verify_s(self, tokens: int, batch: int, context_len: int = 0) -> float:
         """Corrected seconds of a target pass."""
-        return self.table.verify_s(tokens, batch, context_len) * exp(self._log_ratio(tokens, context_len))
+        ratio = self._bin_ratio(self.table.bucket_index(context_len), tokens.bit_length())
+        return self._tabulated(-1, tokens, batch, context_len) * exp(ratio)
+
+    def _tabulated(self, k: int, tokens: int, batch: int, context_len: int) -> float:
+        """Look up draft (k >= 0) or target (tokens >= 0) seconds; the same sizes come back every step."""
+        key = (k, tokens, batch, context_len)
+        seconds = self._looked_up.get(key)
+        if seconds is None:
+            if len(self._looked_up) >= LOOKUPS:
+                self._looked_up.clear()
+            table = self.table
+            drafting = k >= 0
+            seconds = (
+                table.draft_s(k, batch, context_len) if drafting else table.verify_s(tokens, batch, context_len)
+            )
+            self._looked_up[key] = seconds
+        return seconds
 
     def verify_many(self, tokens: IntArray, batch: int, context_len: int = 0) -> FloatArray:
         """Corrected seconds [N] of target passes over tokens [N]."""
@@ -115,9 +133,6 @@ class LiveCost:
             weight = max(1.0 / (self.steps - 1), 1.0 / WINDOW_STEPS)
             self.variance += weight * (error * error - self.variance)
             self.surprise += max(weight, 1.0 / SURPRISE_STEPS) * (error - self.surprise)
-
-    def _log_ratio(self, tokens: int, context_len: int) -> float:
-        return self._bin_ratio(self.table.bucket_index(context_len), tokens.bit_length())
 
     def _bin_ratio(self, bucket: int, size_bin: int) -> float:
         cell = self._bins.get((bucket, size_bin))

@@ -5,8 +5,7 @@ decode; prefill tokens that share the step stand in the time alone.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -32,8 +31,7 @@ class Expectations(Protocol):
         """One entry per RequestClass."""
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
+class Score(NamedTuple):
     """Prediction for one K."""
 
     k: int
@@ -57,14 +55,6 @@ def group_requests(batch: BatchState, max_k: int) -> list[Group]:
     return [(index // width, index % width, count) for index, count in enumerate(counts) if count]
 
 
-def step_tokens(groups: Sequence[Group], acceptance: Expectations, k: int) -> float:
-    """Expected tokens of a step in which everybody has K = k and nobody accepts above its cap."""
-    total = 0.0
-    for request_class, cap, count in groups:
-        total += count * acceptance.classes[request_class].expected()[min(k, cap)]
-    return total
-
-
 def score_tiers(
     tiers: Sequence[int],
     groups: Sequence[Group],
@@ -73,18 +63,21 @@ def score_tiers(
     acceptance: Expectations,
     cost: StepCost,
 ) -> list[Score]:
-    """Score every K; a uniform K verifies K + 1 tokens of every request, whatever the caps."""
-    reqs, context = batch.num_reqs, batch.context_len
-    return [
-        Score(
-            k,
-            step_tokens(groups, acceptance, k),
-            cost.draft_s(k, reqs, context)
-            + cost.verify_s(reqs * (k + 1) + batch.prefill_tokens, reqs, context)
-            + cost.fixed_s,
-        )
-        for k in tiers
-    ]
+    """Score every K; a uniform K verifies K + 1 tokens of every request, whatever the caps.
+
+    Nobody accepts above its own cap.
+    """
+    reqs, context, prefill = batch.num_reqs, batch.context_len, batch.prefill_tokens
+    classes, fixed_s = acceptance.classes, cost.fixed_s
+    expected = [(classes[request_class].expected(), cap, count) for request_class, cap, count in groups]
+    scores = []
+    for k in tiers:
+        tokens = 0.0
+        for curve, cap, count in expected:
+            tokens += count * curve[min(k, cap)]
+        verify_s = cost.verify_s(reqs * (k + 1) + prefill, reqs, context)
+        scores.append(Score(k, tokens, cost.draft_s(k, reqs, context) + verify_s + fixed_s))
+    return scores
 
 
 def gain_error(groups: Sequence[Group], acceptance: Acceptance, better: Score, current: Score) -> float:
