@@ -4,7 +4,8 @@
 - `flags`: the command line may hold `--spec-ext-*` flags;
 - `active`: shadow or adaptive mode was asked for;
 - `cpu`: the CPU reference platform was selected;
-- `draft`: either of the last two.
+- `draft`: either of the last two;
+- `launcher`: the same, in a server's command-line process.
 
 `kind` is SGLang's own (before, after, around, replace: `sglang/srt/plugins/hook_registry.py`) or one of two more:
 `assign` sets a module attribute in that module only, for names that upstream leaves None on an unknown device;
@@ -18,7 +19,7 @@ from functools import cache
 from typing import Any, Literal
 
 Kind = Literal["before", "after", "around", "replace", "assign", "module"]
-When = Literal["flags", "active", "cpu", "draft"]
+When = Literal["flags", "active", "cpu", "draft", "launcher"]
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,17 @@ DRAFT_HOOKS = (
         "loads a draft with missing tensors silently, and finds a draft of another size only while building it",
         "SGLang's draft loaders check what they loaded",
         ("server_args",),
+    ),
+)
+
+LAUNCHER_HOOKS = (
+    Hook(
+        "sglang.srt.server_args.PortArgs.init_new",
+        "after",
+        "sglang_spec_ext.scratch:forget_load_file",
+        "launcher",
+        "names a shared-memory file that nobody removes",
+        "SGLang removes its load files when it ends",
     ),
 )
 
@@ -385,4 +397,4 @@ CPU_HOOKS = (
     ),
 )
 
-HOOKS: tuple[Hook, ...] = (*FLAG_HOOKS, *DRAFT_HOOKS, *ACTIVE_HOOKS, *CPU_HOOKS)
+HOOKS: tuple[Hook, ...] = (*FLAG_HOOKS, *DRAFT_HOOKS, *LAUNCHER_HOOKS, *ACTIVE_HOOKS, *CPU_HOOKS)

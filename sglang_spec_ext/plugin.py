@@ -7,6 +7,8 @@ runs the extension.
 
 import sys
 
+from sglang_spec_ext import scratch
+
 SUPPORTED_SGLANG = "0.5.23"
 
 
@@ -20,6 +22,9 @@ def register() -> None:
         return
     errors.show_plainly()
     _require_version()
+    scratch.avoid_named_semaphores()
+    if "launcher" in wanted:
+        scratch.use()
     from sglang_spec_ext.hook_install import install
     from sglang_spec_ext.hooks import HOOKS
 
@@ -42,6 +47,8 @@ def _wanted(*, on_cpu: bool, active: bool) -> set[str]:
         wanted |= {"active", "draft"}
     if _may_hold_flags(sys.argv[1:]):
         wanted.add("flags")
+    if wanted and scratch.is_launcher():
+        wanted.add("launcher")
     return wanted
 
 
