@@ -85,9 +85,7 @@ def train(
 def _optimizer(draft: Draft, peak: float) -> torch.optim.Optimizer:
     """Return AdamW. Muon needed fewer steps but its orthogonalisation cost as much as a step on two cores."""
     tables = [value for name, value in draft.named_parameters() if name.startswith("markov_head.markov_w")]
-    others = [
-        value for name, value in draft.named_parameters() if not name.startswith("markov_head.markov_w")
-    ]
+    others = [value for name, value in draft.named_parameters() if not name.startswith("markov_head.markov_w")]
     groups = [{"params": others, "peak": peak}, {"params": tables, "peak": peak * TABLE_LR_FACTOR}]
     used = [group for group in groups if group["params"]]
     return torch.optim.AdamW(used, lr=peak, betas=(0.9, 0.95), weight_decay=0.01)
@@ -108,12 +106,11 @@ class _Loop:
 
     @property
     def done(self) -> float:
-        return min(
-            1.0, max(self.step / self.settings.steps, self.elapsed_s / (60 * self.settings.max_minutes))
-        )
+        return min(1.0, max(self.step / self.settings.steps, self.elapsed_s / (60 * self.settings.max_minutes)))
 
     def resume(self) -> None:
         if not self.state_path.exists():
+            self.trainee.prepare()
             return
         state = torch.load(self.state_path, weights_only=True)
         identity = [self.settings.algorithm, self.settings.seed]
@@ -132,11 +129,7 @@ class _Loop:
         rng = np.random.default_rng([self.settings.seed, self.step])
         loss, shown = self.trainee.loss(rng, progress)
         if not bool(torch.isfinite(loss)):
-            kept = (
-                f"the last good checkpoint is {self.state_path}"
-                if self.state_path.exists()
-                else "none is kept"
-            )
+            kept = f"the last good checkpoint is {self.state_path}" if self.state_path.exists() else "none is kept"
             raise TrainingError(
                 f"loss must be finite, got {float(loss)} in step {self.step}; {kept}; lower the learning rate"
             )
@@ -182,9 +175,7 @@ class _Loop:
                 self.settings.out / "training.json", lambda path: path.write_text(text, encoding="utf-8")
             )
         except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
-            kept = (
-                "the checkpoint before it is kept" if self.state_path.exists() else "there is none before it"
-            )
+            kept = "the checkpoint before it is kept" if self.state_path.exists() else "there is none before it"
             cure = "free some space and start again: the training resumes"
             raise TrainingError(
                 f"cannot write a checkpoint to {self.settings.out} ({error}); {kept}; {cure}"

@@ -1,11 +1,12 @@
 """One training step and one validation of a block draft (DFlash, DSpark)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 from torch.nn import functional
 
+from sglang_spec_ext.models.draft_regression import regress_last_projection
 from sglang_spec_ext.models.drafts_block import BlockDraft
 from sglang_spec_ext.models.features import Batch, collate, draw_batch
 from sglang_spec_ext.models.losses import Candidates, distill, teacher_probabilities
@@ -36,12 +37,8 @@ class BlockTrainer:
     def loss(self, rng: np.random.Generator, progress: Progress) -> tuple[Tensor, dict[str, float]]:
         """Return the mean loss over one step's rows and what a progress line shows."""
         shape = self.draft.shape
-        batch = draw_batch(self.samples, shape.taps, size=SEQUENCES_PER_STEP, rng=rng)
-        anchors, owner, drafts, valid = self._draw_rows(batch, rng)
-        hidden = self.draft.hidden(batch, anchors=anchors, owner=owner, places=drafts + shape.first_row)
-        # draft d of anchor a proposes the token after position a + d
-        position = (anchors.gather(1, owner) + drafts).clamp(max=batch.tokens.shape[1] - 1)
-        flat = (torch.arange(len(anchors))[:, None] * batch.tokens.shape[1] + position)[valid]
+        batch, hidden, position, valid = self._forward(rng)
+        flat = (torch.arange(len(hidden))[:, None] * batch.tokens.shape[1] + position)[valid]
         used, teacher_rows = flat.unique(return_inverse=True)
         chosen = self.rare[torch.from_numpy(rng.choice(len(self.rare), NUM_RARE, replace=False))]
         tokens = torch.cat([self.common, chosen])
@@ -72,6 +69,31 @@ class BlockTrainer:
             loss = loss + functional.binary_cross_entropy_with_logits(logit, result.overlap.clamp(0, 1))
         return loss, shown
 
+    def regress(self, rng: np.random.Generator, *, final_norm: Tensor, num_batches: int = 24) -> float:
+        """Start the last projection by least squares; returns the explained share of variance."""
+
+        def runs() -> Iterator[tuple[Tensor, Tensor]]:
+            for _ in range(num_batches):
+                batch, _, position, valid = self._forward(rng)
+                which = torch.arange(len(position))[:, None]
+                yield valid, batch.final[which, position][valid]
+
+        return regress_last_projection(
+            runs(), down=self.draft.layers[-1].mlp.down_proj, norm=self.draft.norm, final_norm=final_norm
+        )
+
+    def _forward(self, rng: np.random.Generator) -> tuple[Batch, Tensor, Tensor, Tensor]:
+        """Draw a batch; return it, the outputs [size, rows, hidden], each row's position and validity.
+
+        Draft d of anchor a proposes the token after position a + d.
+        """
+        shape = self.draft.shape
+        batch = draw_batch(self.samples, shape.taps, size=SEQUENCES_PER_STEP, rng=rng)
+        anchors, owner, drafts, valid = self._draw_rows(batch, rng)
+        hidden = self.draft.hidden(batch, anchors=anchors, owner=owner, places=drafts + shape.first_row)
+        position = (anchors.gather(1, owner) + drafts).clamp(max=batch.tokens.shape[1] - 1)
+        return batch, hidden, position, valid
+
     def _draw_rows(self, batch: Batch, rng: np.random.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return anchors [size, n], owner and draft index [size, rows] int64, and valid [size, rows] bool."""
         shape, size = self.draft.shape, len(batch.tokens)
@@ -79,15 +101,11 @@ class BlockTrainer:
         sharing = 1 if shape.num_layers == 1 else 4
         num_anchors = ROWS_PER_SEQUENCE // sharing
         room = (batch.lengths - batch.prompt_len)[:, None].numpy()
-        anchors = batch.prompt_len[:, None].numpy() + (rng.random((size, num_anchors)) * room).astype(
-            np.int64
-        )
+        anchors = batch.prompt_len[:, None].numpy() + (rng.random((size, num_anchors)) * room).astype(np.int64)
         odds = np.exp(-np.arange(shape.num_drafts) / DECAY)
         drafts = rng.choice(shape.num_drafts, (size, ROWS_PER_SEQUENCE), p=odds / odds.sum())
         owner = np.broadcast_to(np.arange(ROWS_PER_SEQUENCE) // sharing, drafts.shape)
-        anchors, owner, drafts = (
-            torch.from_numpy(np.ascontiguousarray(part)) for part in (anchors, owner, drafts)
-        )
+        anchors, owner, drafts = (torch.from_numpy(np.ascontiguousarray(part)) for part in (anchors, owner, drafts))
         valid = anchors.gather(1, owner) + drafts < batch.lengths[:, None]
         return anchors, owner, drafts, valid
 

@@ -1,10 +1,11 @@
 """One training step and one validation of an EAGLE-3 draft."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 
+from sglang_spec_ext.models.draft_regression import regress_last_projection
 from sglang_spec_ext.models.drafts_eagle3 import Eagle3Draft
 from sglang_spec_ext.models.features import Batch, collate, draw_batch
 from sglang_spec_ext.models.losses import Candidates, distill, teacher_probabilities
@@ -54,6 +55,20 @@ class Eagle3Trainer:
         )
         shown = {"overlap": float(result.overlap.mean()), "agree": float(result.agrees.float().mean())}
         return result.loss, shown
+
+    def regress(self, rng: np.random.Generator, *, final_norm: Tensor, num_batches: int = 24) -> float:
+        """Start the last projection by least squares on first drafts; returns the explained share of variance."""
+        layer = self.draft.midlayer
+
+        def runs() -> Iterator[tuple[Tensor, Tensor]]:
+            for _ in range(num_batches):
+                batch = draw_batch(self.samples, self.draft.shape.taps, size=SEQUENCES_PER_STEP, rng=rng)
+                base = torch.arange(batch.tokens.shape[1] - 1)[None].expand(len(batch.tokens), -1)
+                self.draft.unroll(batch, [base])
+                valid = (base >= batch.prompt_len[:, None] - 1) & (base + 1 < batch.lengths[:, None])
+                yield valid, batch.final[:, 1:][valid]
+
+        return regress_last_projection(runs(), down=layer.mlp.down_proj, norm=self.draft.norm, final_norm=final_norm)
 
     def _draw_starts(self, batch: Batch, rng: np.random.Generator) -> tuple[list[Tensor], list[Tensor]]:
         """Return, per step, indices into the step before, and the starts that they name."""

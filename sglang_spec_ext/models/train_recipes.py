@@ -78,17 +78,16 @@ RECIPES: dict[str, Recipe] = {
 
 @dataclass(frozen=True)
 class Trainee:
-    """A draft with what a training loop calls: a step's loss, and a validation."""
+    """A draft with what a training loop calls: a start before step 0, a step's loss, and a validation."""
 
     draft: Draft
+    prepare: Callable[[], float]
     loss: Callable[[np.random.Generator, Progress], tuple[Tensor, dict[str, float]]]
     validate: Callable[[], Validation]
     num_train_tokens: int
 
 
-def build_trainee(
-    algorithm: str, *, target_folder: pathlib.Path, text_folder: pathlib.Path, seed: int
-) -> Trainee:
+def build_trainee(algorithm: str, *, target_folder: pathlib.Path, text_folder: pathlib.Path, seed: int) -> Trainee:
     """Return an initialised draft of one recipe over the text in a folder."""
     shape = RECIPES[algorithm].shape
     target = Target(target_folder, dtype=torch.float32)
@@ -100,17 +99,21 @@ def build_trainee(
     if isinstance(shape, Eagle3Shape):
         eagle3 = Eagle3Draft(shape, target.config, embedding=target.embedding, common=common)
         eagle3.initialise(start, seed=seed)
+        eagle3_trainer = Eagle3Trainer(eagle3, train, head=target.head)
         return Trainee(
             draft=eagle3,
-            loss=Eagle3Trainer(eagle3, train, head=target.head).loss,
+            prepare=lambda: eagle3_trainer.regress(np.random.default_rng([seed, 1]), final_norm=target.norm),
+            loss=eagle3_trainer.loss,
             validate=lambda: validate_eagle3(eagle3, held_back, head=target.head),
             num_train_tokens=num_tokens,
         )
     block = BlockDraft(shape, target.config, embedding=target.embedding, common=common)
     block.initialise(start, seed=seed)
+    block_trainer = BlockTrainer(block, train, common=common, head=target.head)
     return Trainee(
         draft=block,
-        loss=BlockTrainer(block, train, common=common, head=target.head).loss,
+        prepare=lambda: block_trainer.regress(np.random.default_rng([seed, 1]), final_norm=target.norm),
+        loss=block_trainer.loss,
         validate=lambda: validate_block(block, held_back, head=target.head),
         num_train_tokens=num_tokens,
     )

@@ -34,13 +34,11 @@ def make_trainee(*, bad_from=10**9) -> Trainee:
         record.greedy = [torch.tensor([True, False])]
         return record
 
-    return Trainee(draft=draft, loss=loss, validate=validate, num_train_tokens=1)
+    return Trainee(draft=draft, prepare=lambda: 0.0, loss=loss, validate=validate, num_train_tokens=1)
 
 
 def settings(folder, *, steps=8, every=0.0) -> TrainSettings:
-    return TrainSettings(
-        "eagle3", folder / "draft", steps=steps, max_minutes=1e6, seed=1, checkpoint_every_s=every
-    )
+    return TrainSettings("eagle3", folder / "draft", steps=steps, max_minutes=1e6, seed=1, checkpoint_every_s=every)
 
 
 def weights(trainee: Trainee) -> torch.Tensor:

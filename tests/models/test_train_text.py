@@ -76,6 +76,7 @@ def test_states_equal_transformers_with_padding_and_cache(target, reference):
             torch.testing.assert_close(final[row, padding:], wanted[row][-1][0], rtol=1e-4, atol=1e-4)
 
 
+@torch.inference_mode()
 def test_greedy_answers_equal_transformers_and_carry_the_states_of_their_tokens(target, reference):
     prompts = [[5, 17, 200, 31], [7, 9], [44, 3, 8]]
     answers = text.answer_batch(target, prompts, temperatures=[0.0] * 3, max_new_tokens=12, eos_id=NEVER, seed=0)
