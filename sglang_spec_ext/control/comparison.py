@@ -51,11 +51,11 @@ class Comparison:
 
 
 def compare(scenario: Scenario, progress: Callable[[int, int], None] | None = None) -> Comparison:
-    """Run every policy through a scenario; `progress(done, total)` counts steps of all runs."""
+    """Run every policy through a scenario; `progress(done, total)` counts steps that policies choose."""
     world = World(scenario)
     table = profile_of(scenario)
     steps = sum(segment.steps for segment in scenario.segments)
-    total = steps * (len(scenario.tiers) + 5)
+    total = steps * 4
     done = 0
 
     def run(policy_of: Callable[[int], Policy]) -> Run:
@@ -69,8 +69,8 @@ def compare(scenario: Scenario, progress: Callable[[int, int], None] | None = No
 
     adaptive = adaptive_policy(scenario)
     ours = run(lambda _index: adaptive)
-    fixed = {k: run(world.fixed(k)) for k in scenario.tiers}
-    oracle = run(world.oracle())
+    fixed = {k: world.run_fixed([k] * len(scenario.segments)) for k in scenario.tiers}
+    oracle = world.run_fixed(world.oracle_ks())
     ema, by_table = SglangEma(scenario), VllmTable(scenario, table)
     published = {
         ema.name: run(lambda _index: ema),

@@ -70,7 +70,9 @@ class LiveCost:
             table = self.table
             drafting = k >= 0
             seconds = (
-                table.draft_s(k, batch, context_len) if drafting else table.verify_s(tokens, batch, context_len)
+                table.draft_s(k, batch, context_len)
+                if drafting
+                else table.verify_s(tokens, batch, context_len)
             )
             self._looked_up[key] = seconds
         return seconds

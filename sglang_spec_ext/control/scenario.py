@@ -170,13 +170,12 @@ def profile_of(scenario: Scenario) -> CostTable:
 
 @dataclass(frozen=True, slots=True)
 class SegmentDraws:
-    """All luck of one segment."""
+    """All luck of one segment; the requests of step i are rows starts[i] to starts[i + 1]."""
 
     batches: IntArray  # [steps]
-    accepted: tuple[
-        IntArray, ...
-    ]  # per step [R]: drafts accepted if all were verified, at most the largest tier
-    classes: tuple[IntArray, ...] | None  # per step [R] RequestClass; None: all plain
+    starts: IntArray  # [steps + 1]
+    accepted: IntArray  # [rows] drafts accepted if all were verified, at most the largest tier
+    classes: IntArray | None  # [rows] RequestClass; None: all plain
     noise: FloatArray  # [steps] factor on the step's time
 
 
@@ -202,15 +201,17 @@ def draw_segment(scenario: Scenario, index: int) -> SegmentDraws:
         bounds = np.floor(edges * batch + rng.random()).astype(np.int64)
         bounds[-1] = batch
         counts = np.diff(np.minimum(bounds, batch), prepend=0)
-        draws = [
-            max_k - np.searchsorted(survivals, rng.random(int(count)), side="right")
-            for survivals, count in zip(rising, counts, strict=True)
-        ]
-        accepted.append(np.concatenate(draws))
+        for survivals, count in zip(rising, counts.tolist(), strict=True):
+            accepted.append(max_k - np.searchsorted(survivals, rng.random(count), side="right"))
         classes.append(np.repeat(kinds, counts))
-    noise = np.exp(scenario.step_noise * rng.standard_normal(segment.steps))
     plain = all(kind is RequestClass.PLAIN for kind in kinds)
-    return SegmentDraws(batches, tuple(accepted), None if plain else tuple(classes), noise)
+    return SegmentDraws(
+        batches,
+        np.concatenate([[0], np.cumsum(batches)]),
+        np.concatenate(accepted),
+        None if plain else np.concatenate(classes),
+        np.exp(scenario.step_noise * rng.standard_normal(segment.steps)),
+    )
 
 
 def expected_rate(scenario: Scenario, segment: Segment, k: int) -> float:

@@ -59,20 +59,6 @@ class AdaptivePolicy:
         return Choice(decision.k, draft_k=decision.k, probe=decision.probe)
 
 
-class FixedPolicy:
-    """One K for ever."""
-
-    def __init__(self, k: int) -> None:
-        self.k = k
-
-    def choose(self, batch: BatchState) -> Choice:  # noqa: ARG002
-        """The fixed K."""
-        return Choice(self.k, draft_k=self.k)
-
-    def observe(self, observation: StepObservation) -> None:
-        """Nothing is learned."""
-
-
 @dataclass(slots=True)
 class Run:
     """What one policy did, step by step."""
@@ -136,12 +122,12 @@ class World:
         for index, draws in enumerate(self.draws):
             policy = policy_of(index)
             run.segments.append(len(draws.batches))
-            for offset, (batch, everything) in enumerate(
-                zip(draws.batches.tolist(), draws.accepted, strict=True)
-            ):
-                classes = None if draws.classes is None else draws.classes[offset]
+            starts = draws.starts.tolist()
+            for offset, batch in enumerate(draws.batches.tolist()):
+                rows = slice(starts[offset], starts[offset + 1])
+                classes = None if draws.classes is None else draws.classes[rows]
                 choice = policy.choose(BatchState(step=step, num_reqs=batch, classes=classes))
-                accepted = np.minimum(everything, choice.k)
+                accepted = np.minimum(draws.accepted[rows], choice.k)
                 seconds = self.step_s(batch, choice.k, choice.draft_k) * float(draws.noise[offset])
                 policy.observe(
                     StepObservation(step=step, k=choice.k, accepted=accepted, classes=classes, step_s=seconds)
@@ -165,15 +151,23 @@ class World:
             for segment in scenario.segments
         ]
 
-    def fixed(self, k: int) -> Callable[[int], Policy]:
-        """Policies for `run`: one K for ever."""
-        policy = FixedPolicy(k)
-        return lambda _index: policy
-
-    def oracle(self) -> Callable[[int], Policy]:
-        """Policies for `run`: the oracle's K in each segment."""
-        policies = [FixedPolicy(k) for k in self.oracle_ks()]
-        return lambda index: policies[index]
+    def run_fixed(self, ks: Sequence[int]) -> Run:
+        """Run one given K in each segment."""
+        run = Run()
+        last_k: int | None = None
+        for k, draws in zip(ks, self.draws, strict=True):
+            steps = len(draws.batches)
+            accepted = np.add.reduceat(np.minimum(draws.accepted, k), draws.starts[:-1])
+            seconds = np.array([self.step_s(batch, k, k) for batch in draws.batches.tolist()]) * draws.noise
+            if last_k not in (None, k):
+                seconds[0] += self.scenario.switch_s
+            run.segments.append(steps)
+            run.ks += [k] * steps
+            run.probes += [False] * steps
+            run.tokens += (draws.batches + accepted).tolist()
+            run.seconds += seconds.tolist()
+            last_k = k
+        return run
 
     def true_expected(self, index: int) -> Callable[[int], float]:
         """Expected tokens per request by K in a segment."""
