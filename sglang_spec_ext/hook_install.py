@@ -14,11 +14,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
+from sglang_spec_ext.errors import Fatal
 from sglang_spec_ext.hooks import Hook, split_target
-
-
-class HookError(SystemExit):
-    """A hook could not be installed; ends the process with the message (SGLang swallows plain exceptions)."""
 
 
 def install(hooks: Iterable[Hook]) -> None:
@@ -45,7 +42,7 @@ def installed() -> tuple[Hook, ...]:
 
 
 _installed: list[Hook] = []
-_MISSING = "sglang-spec-ext: the installed SGLang has no {target}, which a hook needs. Run `spec-ext doctor`."
+_MISSING = "the installed SGLang has no {target}, which a hook needs. Run `spec-ext doctor`."
 
 
 def _apply(hooks: Sequence[Hook]) -> None:
@@ -56,11 +53,11 @@ def _apply(hooks: Sequence[Hook]) -> None:
         try:
             ours = hook.load()
         except Exception as error:
-            raise HookError(f"sglang-spec-ext: hook on {hook.target} failed to load: {error!r}") from error
+            raise Fatal(f"hook on {hook.target} failed to load: {error!r}") from error
         if hook.kind == "assign":
             module, (name,) = split_target(hook.target)
             if not hasattr(sys.modules[module], name):
-                raise HookError(_MISSING.format(target=hook.target))
+                raise Fatal(_MISSING.format(target=hook.target))
             # not through the registry, which would rebind every other name that holds the same object (None)
             setattr(sys.modules[module], name, ours)
         else:
@@ -69,13 +66,13 @@ def _apply(hooks: Sequence[Hook]) -> None:
     HookRegistry.apply_hooks()
     for target in wrapped:
         if target not in HookRegistry._patched:  # apply_hooks only logs a failure
-            raise HookError(_MISSING.format(target=target))
+            raise Fatal(_MISSING.format(target=target))
 
 
 def _substitute(hook: Hook) -> None:
     """Put our module in the place of one that cannot be imported on this platform."""
     if hook.target in sys.modules:
-        raise HookError(f"sglang-spec-ext: module {hook.target} was imported before it could be substituted")
+        raise Fatal(f"module {hook.target} was imported before it could be substituted")
     sys.modules[hook.target] = hook.load()
 
 

@@ -7,14 +7,14 @@ runs the extension.
 
 import sys
 
-from sglang_spec_ext import scratch
+from sglang_spec_ext import errors, scratch
 
 SUPPORTED_SGLANG = "0.5.23"
 
 
 def register() -> None:
     """Install the hooks that this process needs: none without a flag of ours or the CPU platform."""
-    from sglang_spec_ext import errors, flags
+    from sglang_spec_ext import flags
     from sglang_spec_ext.cpu import selection
 
     wanted = _wanted(on_cpu=selection.selected(), active=flags.active_config() is not None)
@@ -62,7 +62,7 @@ def _require_version() -> None:
 
     found = version("sglang")
     if found != SUPPORTED_SGLANG:
-        raise SystemExit(
-            f"sglang-spec-ext: error: sglang {found} is installed, but this version supports exactly "
+        raise errors.Fatal(
+            f"sglang {found} is installed, but this version supports exactly "
             f"{SUPPORTED_SGLANG}; install sglang=={SUPPORTED_SGLANG}, or start without --spec-ext-* flags"
         )

@@ -14,7 +14,7 @@ from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 from sglang_spec_ext.cpu.cache_locs import extend_cache_locs
 from sglang_spec_ext.cpu.refusals import ALGORITHMS, refuse_unserved
 from sglang_spec_ext.cpu.selection import ATTENTION_BACKEND
-from sglang_spec_ext.errors import SpecExtError
+from sglang_spec_ext.errors import Fatal
 from sglang_spec_ext.hook_install import installed
 
 DEFAULT_MAX_TOTAL_TOKENS = 32768
@@ -43,7 +43,7 @@ class CpuReferencePlatform(CpuDeviceMixin, SRTPlatform):
     def post_load_model(self, model: torch.nn.Module) -> None:
         """Stop a worker whose process did not load the plugin: nothing of what follows would be served right."""
         if not installed():
-            raise SpecExtError(
+            raise Fatal(
                 "the CPU reference platform runs without its plugin in this process: loading it failed (see the "
                 "first error of this log), or SGLANG_PLUGINS leaves spec_ext out. Run `spec-ext doctor`."
             )

@@ -15,7 +15,7 @@ ALLOWED = {
     "hooks": set(),
     "config": {"errors"},
     "flags": {"config", "errors"},
-    "hook_install": {"hooks"},
+    "hook_install": {"hooks", "errors"},
     "draft_check": {"errors", "models"},
     "testing": set(),
     "launch": {"cpu", "flags", "config", "errors", "hook_install", "hooks", "__init__"},

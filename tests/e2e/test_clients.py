@@ -16,7 +16,8 @@ def test_bench_serving_finishes_without_a_failed_request(served, tmp_path: Path)
     command = [sys.executable, "-m", "sglang.bench_serving", "--backend", "sglang", "--base-url", served.server.url]
     command += ["--dataset-name", "random-ids", "--num-prompts", "16", "--random-input-len", "48"]
     command += ["--random-output-len", "24", "--random-range-ratio", "1.0", "--max-concurrency", "8"]
-    command += ["--tokenizer", str(served.folder), "--model", str(served.folder), "--output-file", str(out), "--seed", "3"]
+    command += ["--tokenizer", str(served.folder), "--model", str(served.folder), "--seed", "3"]
+    command += ["--output-file", str(out)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "SGLANG_PLATFORM": "spec_ext_cpu"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

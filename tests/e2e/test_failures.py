@@ -6,6 +6,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,11 +42,19 @@ def fails(argv: list[str], environment: dict[str, str] | None = None) -> tuple[i
             status = server.process.wait(150)
         except subprocess.TimeoutExpired:
             pytest.fail(f"the server did not end\n{server.log_tail()}")
-        assert session_members(server.process.pid) == []
+        assert_nothing_runs(server)
         return status, server.log.read_text(encoding="utf-8", errors="replace")
     finally:
         server.kill()
         server.log.unlink()
+
+
+def assert_nothing_runs(server: Server, within_s: float = 20.0) -> None:
+    """A server that was killed needs a moment until its children are gone."""
+    deadline = time.monotonic() + within_s
+    while session_members(server.process.pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert session_members(server.process.pid) == []
 
 
 def message_of(output: str) -> str:
@@ -148,7 +157,7 @@ def test_plugin_broken_in_a_child(target, checkpoint, tmp_path: Path) -> None:
     arguments = [*target, *speculative("DSPARK", checkpoint("blend-dspark")), "--spec-ext-mode", "shadow"]
     status, output = fails(arguments, {"PYTHONPATH": str(tmp_path)})
     assert status != 0
-    assert "spec_ext" in output or "torch_spec" in output
+    assert "without its plugin" in message_of(output)
     assert "broken on purpose" in output
 
 
@@ -170,7 +179,7 @@ def test_a_stopped_server_leaves_no_process_no_port_and_no_file(target, tmp_path
         assert len(members) >= 3
         server.process.send_signal(how)
         server.process.wait(60)
-        assert session_members(server.process.pid) == []
+        assert_nothing_runs(server)
     finally:
         server.kill()
         server.log.unlink()
