@@ -5,7 +5,7 @@ command-line options, `json_schema` into a schema for configuration files.
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -13,6 +13,12 @@ from msgspec import Meta
 from sglang_spec_ext.errors import SpecExtError
 
 Mode = Literal["off", "shadow", "adaptive"]
+Verify = Literal["uniform", "ragged"]
+
+# Runtime control, over SGLang's internal-state routes
+STATE_KEY = "spec_ext"  # in each internal state of /server_info
+UPDATE_PREFIX = "spec_ext_"  # of the keys in an update
+MODES: tuple[str, ...] = get_args(Mode)  # an update carries numbers, so a mode is sent as its place here
 
 
 class ConfigError(SpecExtError):
@@ -29,6 +35,39 @@ class SpecExtConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             "adaptive: decide and act."
         ),
     ] = "off"
+    tiers: Annotated[
+        str,
+        Meta(
+            description="Numbers of draft tokens K to choose from, as '0,1,3,7'; 0 is plain decoding. The largest "
+            "one the draft makes is always among them. auto: a ladder up to it.",
+            pattern=r"^(auto|\d+(,\d+)*)$",
+        ),
+    ] = "auto"
+    verify: Annotated[
+        Verify,
+        Meta(
+            description="uniform: one K for the whole batch; ragged: a budget of tokens, shared out among requests "
+            "by the draft's confidence (DSPARK with a confidence head)."
+        ),
+    ] = "uniform"
+    min_gain: Annotated[
+        float, Meta(description="Predicted gain that a switch of K must exceed.", ge=0.0, lt=1.0)
+    ] = 0.04
+    dwell_steps: Annotated[int, Meta(description="Steps between two switches of K.", ge=1, le=4096)] = 16
+    probe_max_fraction: Annotated[
+        float, Meta(description="Largest share of steps that may probe another K.", ge=0.0, le=0.5)
+    ] = 0.01
+    profile: Annotated[
+        str,
+        Meta(
+            description="auto: measure the cost of a step at start and keep it for the next start; off: measure "
+            "nothing, so that the fixed width runs; else a cost table file to use.",
+            min_length=1,
+        ),
+    ] = "auto"
+    profile_context: Annotated[
+        int, Meta(description="Tokens of context at which the profile is measured.", ge=1, le=1048576)
+    ] = 256
 
     def to_json(self) -> str:
         """Return the record as one JSON object, as carried in the environment."""

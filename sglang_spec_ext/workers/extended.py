@@ -1,13 +1,137 @@
-"""The part that every extended worker shares."""
+"""The part that every extended worker shares: it runs decode steps through the loop.
 
+The built-in worker class follows in the method resolution order. SGLang's workers hand unknown attributes on
+to the target worker, so everything of ours has a class-level default.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
+from typing import Any
+
+from sglang_spec_ext.config import SpecExtConfig
+from sglang_spec_ext.control.controller import Controller
+from sglang_spec_ext.errors import SpecExtError
+from sglang_spec_ext.metrics import NoMetrics
+from sglang_spec_ext.workers.clock import clock_for
+from sglang_spec_ext.workers.loop import AdaptiveLoop
+from sglang_spec_ext.workers.settings import controller_settings
+from sglang_spec_ext.workers.step import Step
+from sglang_spec_ext.workers.votes import ranks_of
+
+SIMULATED = "SGLANG_SIMULATE_ACC_LEN forces accepted lengths that a narrower step does not have"
+RECURRENT = "the target keeps recurrent state, which is committed for one verify width"
+
+
+class NotServedError(SpecExtError):
+    """The configuration asks for something that this worker cannot do."""
 
 
 class SpecExtWorker:
-    """Marks a worker of ours; the built-in worker class follows in the method resolution order."""
+    """Decode steps of a speculative worker, run as the controller decides."""
+
+    spec_ext: AdaptiveLoop | None = None
+    spec_ext_config: SpecExtConfig | None = None
+    spec_ext_profile: str = "not run"  # where the cost table came from, or why there is none
+
+    def spec_ext_max_k(self) -> int:
+        """Return how many tokens the draft makes."""
+        raise NotImplementedError
+
+    def spec_ext_limits(self) -> Iterator[tuple[bool, str]]:
+        """Yield (holds, reason) for what allows the fixed width alone; asked after graph capture."""
+        raise NotImplementedError
+
+    def spec_ext_unserved(self) -> str | None:
+        """Return why this worker can only run its fixed width, or None."""
+        from sglang.srt.runtime_context import get_parallel
+
+        if get_parallel().attn_dp_enabled:
+            return "attention data parallelism: SGLang sizes the step of all ranks before a width is chosen"
+        return next((reason for holds, reason in self.spec_ext_limits() if holds), None)
+
+    def spec_ext_shape(self, step: Step) -> AbstractContextManager[None]:
+        """Return a context in which the built-in worker runs the step as decided."""
+        return nullcontext()
+
+    def spec_ext_settle(self, step: Step) -> None:
+        """Note in the step what is known now that it was launched."""
+
+    def spec_ext_start(self, chosen: SpecExtConfig) -> None:
+        """Set up the loop; called once, when the built-in worker has been built."""
+        from sglang.srt.runtime_context import get_parallel
+
+        parallel = get_parallel()
+        ranks = ranks_of(parallel.tp_group, parallel.tp_size)
+        settings = controller_settings(chosen, max_k=self.spec_ext_max_k(), ranks=ranks.size)
+        self.spec_ext_config = chosen
+        self.spec_ext = AdaptiveLoop(
+            Controller(settings, None),
+            clock=clock_for(self.device),
+            ranks=ranks,
+            metrics=NoMetrics(),  # type: ignore[attr-defined]
+        )
+
+    def forward_batch_generation(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run a batch: prefill and idle steps as they are, decode steps as decided."""
+        forward = super().forward_batch_generation  # type: ignore[misc]
+        loop = self.spec_ext
+        if (
+            loop is None
+            or batch.forward_mode.is_idle()
+            or batch.forward_mode.is_extend()
+            or batch.is_extend_in_batch
+        ):
+            if loop is not None:
+                loop.interrupt()
+            return forward(batch, *args, **kwargs)
+        step = loop.begin(batch)
+        with self.spec_ext_shape(step):
+            result = forward(batch, *args, **kwargs)
+        self.spec_ext_settle(step)
+        loop.end(step)
+        return result
+
+    def on_verify_complete_cpu(self, num_correct_drafts_per_req: list[int], batch_size: int = 0) -> None:
+        """Take in how many draft tokens of a step were accepted."""
+        if self.spec_ext is not None:
+            self.spec_ext.resolve(num_correct_drafts_per_req)
+
+    def spec_ext_snapshot(self) -> dict[str, Any]:
+        """Return what /server_info shows."""
+        assert self.spec_ext is not None
+        unserved = self.spec_ext_unserved()
+        found = self.spec_ext.snapshot()
+        if unserved is not None:
+            found["inactive"] = [unserved, *found["inactive"]]
+        cost = self.spec_ext.controller.cost
+        return {
+            "worker": type(self).__name__,
+            "profile": self.spec_ext_profile,
+            "cost_table": None if cost is None else cost.table.as_dict(),
+            **found,
+        }
 
 
 @cache
 def extend(base: type) -> type:
     """Return the extended form of a built-in worker class."""
-    return type(f"SpecExt{base.__name__}", (SpecExtWorker, base), {})
+    from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
+    from sglang.srt.speculative.dspark_components.dspark_worker_v2 import DSparkWorkerV2
+    from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
+
+    from sglang_spec_ext.workers.dflash import DFlashSteps
+    from sglang_spec_ext.workers.dspark import DSparkSteps
+    from sglang_spec_ext.workers.eagle import EagleSteps
+
+    for builtin, steps in (
+        (DSparkWorkerV2, DSparkSteps),
+        (DFlashWorkerV2, DFlashSteps),
+        (EAGLEWorkerV2, EagleSteps),
+    ):
+        if issubclass(base, builtin):
+            return type(f"SpecExt{base.__name__}", (steps, base), {})
+    raise NotServedError(
+        f"--spec-ext-mode does not extend the worker {base.__module__}.{base.__name__}; it extends the built-in "
+        "workers of EAGLE, EAGLE3, DFLASH and DSPARK (not the multi-layer one); leave --spec-ext-mode out"
+    )

@@ -1,0 +1,104 @@
+"""DFLASH: the block is drafted whole, and a prefix of it is verified.
+
+A step at K is SGLang's own step at a block size of K + 1, in which the draft pass is replaced by one over
+the whole block. K = 0 leaves the draft pass out and still projects the target's hidden state into the draft's K/V.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from sglang_spec_ext import flags
+from sglang_spec_ext.workers.dflash_draft import BlockDraftRunner, TimedRunner
+from sglang_spec_ext.workers.extended import RECURRENT, SIMULATED, NotServedError, SpecExtWorker
+from sglang_spec_ext.workers.step import Step
+from sglang_spec_ext.workers.swap import Swap
+
+# buffers that the built-in worker allocates at its block size when it first needs them
+_BUFFERS = (
+    "_draft_block_ids_buf",
+    "_draft_block_positions_buf",
+    "_draft_block_tokens_buf",
+    "_draft_verify_out_cache_loc_buf",
+    "_draft_block_end_buf",
+    "_draft_seq_lens_cpu_buf",
+    "_accept_len_buf",
+)
+_BUFFER_LISTS = ("_commit_lens_bufs", "_bonus_id_bufs", "_out_tokens_bufs", "_new_seq_lens_bufs")
+
+
+class DFlashSteps(SpecExtWorker):
+    """Mixed in before SGLang's DFlashWorkerV2."""
+
+    _swaps: dict[int, Swap]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        chosen = flags.active_config()
+        assert chosen is not None
+        if chosen.verify == "ragged":
+            raise NotServedError(
+                "--spec-ext-verify ragged needs confidences of the draft, which DFLASH does not have; "
+                "use --spec-ext-verify uniform"
+            )
+        self.spec_ext_start(chosen)
+        self._swaps = {}
+        self.draft_model_runner = TimedRunner(self.draft_model_runner, self.spec_ext)
+
+    def spec_ext_max_k(self) -> int:
+        """See SpecExtWorker."""
+        return int(self.block_size) - 1
+
+    def spec_ext_limits(self) -> Iterator[tuple[bool, str]]:
+        """See SpecExtWorker."""
+        from sglang.srt.speculative.spec_utils import SIMULATE_ACC_LEN
+
+        yield (
+            self.use_compact_draft_cache,
+            "--speculative-draft-window-size: the draft's window is rebuilt for one block size",
+        )
+        yield (
+            self.selector is not None or self.lilicorr is not None,
+            "this draft chooses among candidates of the whole block",
+        )
+        yield SIMULATE_ACC_LEN > 0, SIMULATED
+        yield self._need_mamba_verify_commit, RECURRENT
+        yield (
+            self.model_runner.decode_cuda_graph_runner is not None,
+            "decode graphs hold one verify width, and SGLang captures no other for DFLASH",
+        )
+
+    def spec_ext_shape(self, step: Step) -> AbstractContextManager[None]:
+        """See SpecExtWorker."""
+        k = step.decision.k
+        if k == self.spec_ext_max_k():
+            return nullcontext()
+        if k not in self._swaps:
+            self._swaps[k] = self._swap(k)
+        return self._swaps[k].on(self)
+
+    def _swap(self, k: int) -> Swap:
+        from sglang.srt.speculative.draft_worker_common import build_block_pos_offsets
+
+        return Swap(
+            {
+                "block_size": k + 1,
+                "_block_pos_offsets": build_block_pos_offsets(length=k + 1, device=self.device),
+                "draft_model_runner": BlockDraftRunner(self.draft_model_runner, self, k),
+                "_draft_sampler": None,
+                "_accept_bonus_buffer_cap": 0,
+                "_accept_bonus_buffer_slot": 0,
+                **dict.fromkeys(_BUFFERS),
+                **{name: [] for name in _BUFFER_LISTS},
+            }
+        )
+
+    def _greedy_sample_from_vocab_parallel_head(self, **kwargs: Any) -> Any:
+        """Choose the draft tokens; counted as drafting."""
+        loop = self.spec_ext
+        if loop is None:
+            return super()._greedy_sample_from_vocab_parallel_head(**kwargs)  # type: ignore[misc]
+        start = loop.clock.now()
+        tokens = super()._greedy_sample_from_vocab_parallel_head(**kwargs)  # type: ignore[misc]
+        loop.draft_watch.add(start)
+        return tokens

@@ -1,0 +1,102 @@
+"""EAGLE and EAGLE-3: our choice in SGLang's own AdaptiveController.
+
+SGLang keeps one set of back ends and graphs for each tier and swaps them; only the policy is ours. At K = 0
+the draft still extends over the verified token, so that its K/V stay usable.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from sglang_spec_ext import flags
+from sglang_spec_ext.workers.extended import NotServedError, SpecExtWorker
+from sglang_spec_ext.workers.step import Step
+
+
+class DecidedSteps:
+    """SGLang's AdaptiveSpecPolicy: returns what was decided for the step."""
+
+    def __init__(self, tiers: tuple[int, ...]) -> None:
+        self.candidate_steps = list(tiers)
+        self.steps = tiers[-1]
+        self._graph_sizes: list[int] | None = None
+
+    def set_cuda_graph_bs(self, cuda_graph_bs: list[int] | None) -> None:
+        """Take in the batch sizes of the graphs."""
+        self._graph_sizes = sorted(cuda_graph_bs) if cuda_graph_bs else None
+
+    def get_steps_for_batch(self, batch_size: int) -> int:
+        """Return the K of the step about to run."""
+        return self.steps
+
+    def on_verify_complete(self, num_correct_drafts_per_req: list[int], batch_size: int) -> None:
+        """Decisions are made before a step, not after one."""
+
+    def cuda_graph_bs_for_step(self, step: int) -> list[int] | None:
+        """Return the batch sizes to capture at a tier: any tier may be chosen at any size."""
+        return self._graph_sizes
+
+
+class EagleSteps(SpecExtWorker):
+    """Mixed in before SGLang's EAGLEWorkerV2."""
+
+    _policy: DecidedSteps | None = None
+    _drafting_since: Any = None  # stamp
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        chosen = flags.active_config()
+        assert chosen is not None
+        if chosen.verify == "ragged":
+            raise NotServedError(
+                "--spec-ext-verify ragged needs confidences of the draft, which EAGLE does not have; "
+                "use --spec-ext-verify uniform"
+            )
+        if self.adaptive_controller is not None:
+            raise NotServedError(
+                "--speculative-adaptive and --spec-ext-mode both choose K; leave one of them out"
+            )
+        if not self._hosts_draft:
+            return
+        self._whole_steps = int(self.speculative_num_steps)
+        self.spec_ext_start(chosen)
+        if self.spec_ext_unserved() is None:
+            from sglang.srt.speculative.adaptive_runtime_state import AdaptiveController
+
+            self._policy = DecidedSteps(self.spec_ext.controller.settings.tiers)
+            self.adaptive_controller = AdaptiveController(self, self._policy)
+
+    def spec_ext_max_k(self) -> int:
+        """See SpecExtWorker."""
+        return self._whole_steps
+
+    def spec_ext_limits(self) -> Iterator[tuple[bool, str]]:
+        """See SpecExtWorker."""
+        from sglang.srt.runtime_context import get_parallel
+
+        yield self.topk != 1, f"--speculative-eagle-topk {self.topk}: a tree has one shape; use 1"
+        yield (
+            get_parallel().pp_size > 1,
+            "pipeline parallelism: the next step is drafted before this one is verified",
+        )
+
+    def spec_ext_shape(self, step: Step) -> AbstractContextManager[None]:
+        """See SpecExtWorker."""
+        self._drafting_since = step.start
+        if self._policy is not None:
+            self._policy.steps = step.decision.k
+        return nullcontext()
+
+    def verify(self, *args: Any, **kwargs: Any) -> Any:
+        """Verify; everything else in a step is drafting."""
+        loop = self.spec_ext
+        assert loop is not None
+        loop.draft_watch.add(self._drafting_since)
+        result = super().verify(*args, **kwargs)  # type: ignore[misc]
+        self._drafting_since = loop.clock.now()
+        return result
+
+    def spec_ext_settle(self, step: Step) -> None:
+        """See SpecExtWorker."""
+        assert self.spec_ext is not None
+        self.spec_ext.draft_watch.add(self._drafting_since)  # the draft's extension over the verified tokens

@@ -1,0 +1,173 @@
+"""Observe, decide, act: the step that all extended workers share.
+
+A worker calls `begin` before a decode step, runs what the decision says, and calls `end`. SGLang reports
+accepted tokens later (with overlap scheduling one step later), in the order of the steps; `resolve` takes
+them in. What is known of finished steps reaches the controller at the next `begin`, so the age of its
+knowledge is fixed.
+"""
+
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Any
+
+from sglang_spec_ext.control.agreement import resolve as resolve_votes
+from sglang_spec_ext.control.agreement import vote
+from sglang_spec_ext.control.controller import Controller
+from sglang_spec_ext.metrics import REFRESH_STEPS, Metrics
+from sglang_spec_ext.records import BatchState, Decision, Mode
+from sglang_spec_ext.workers.batch_view import classes_of, ids_of, mean_context
+from sglang_spec_ext.workers.clock import Clock, Stopwatch
+from sglang_spec_ext.workers.overhead import Overhead
+from sglang_spec_ext.workers.step import Step
+from sglang_spec_ext.workers.votes import Ranks
+
+
+class AdaptiveLoop:
+    """The controller of one worker, and the steps it waits for."""
+
+    def __init__(self, controller: Controller, *, clock: Clock, ranks: Ranks, metrics: Metrics) -> None:
+        self.controller = controller
+        self.clock = clock
+        self.ranks = ranks
+        self.metrics = metrics
+        self.draft_watch = Stopwatch(clock)
+        self.overhead = Overhead()
+        self.forced: Decision | None = None  # the profiler's choice; its steps are not observed
+        self.moves: Counter[tuple[int, int]] = Counter()  # (K before, K after) of steps in a row
+        self.unmatched = 0  # steps whose accepted tokens never came
+        self.rejection: str | None = None  # the last update that was refused, and why
+        self._pending: deque[Step] = deque()
+        self._previous: Step | None = None
+        self._last: Step | None = None
+        self._next_index = 0
+        self._last_k: int | None = None
+        self._signature: tuple[tuple[Mode, int | None, bool], int] | None = None
+
+    @property
+    def acts(self) -> bool:
+        """Whether decisions change what runs now."""
+        return self.forced is not None or self.controller.mode is Mode.ADAPTIVE
+
+    def begin(self, batch: Any) -> Step:
+        """Decide the step of a decode batch."""
+        now = time.perf_counter()
+        if self._previous is not None:
+            self._previous.seconds = now - self._previous.launched
+        self._deliver()
+        reqs = list(batch.reqs)
+        state = BatchState(
+            step=self._next_index,
+            num_reqs=len(reqs),
+            classes=classes_of(reqs),
+            request_ids=ids_of(reqs),
+            context_len=mean_context(batch),
+        )
+        decision = self.forced or self._decide(state)
+        assert state.request_ids is not None
+        step = Step(
+            self._next_index,
+            decision,
+            reqs,
+            state.classes,
+            state.request_ids,
+            state.context_len,
+            now,
+            self.clock.now(),
+        )
+        self._next_index += 1
+        self._count_move(decision.k)
+        self.draft_watch.take()
+        return step
+
+    def end(self, step: Step) -> None:
+        """Note that a step was launched as decided."""
+        step.end = self.clock.now()
+        step.draft = self.draft_watch.take()
+        self._last = step
+        if self.forced is not None:
+            self._previous = None
+            return
+        self._pending.append(step)
+        self._previous = step
+
+    def last_parts(self) -> tuple[float, float]:
+        """Return the seconds of drafting and of the rest in the last step, whose result has arrived."""
+        assert self._last is not None
+        return self._last.parts(self.clock)
+
+    def interrupt(self) -> None:
+        """Note that something else than a decode step runs: the time to the next one is no step's."""
+        self._previous = None
+
+    def resolve(self, accepted: Sequence[int]) -> None:
+        """Take in the accepted draft tokens of the oldest step without them."""
+        for step in self._pending:
+            if step.accepted is not None:
+                continue
+            if len(step.reqs) == len(accepted):
+                step.resolve(accepted)
+                return
+            break
+        self.unmatched += len(self._pending)
+        self._pending.clear()
+
+    def _deliver(self) -> None:
+        while self._pending and self._pending[0].accepted is not None:
+            step = self._pending.popleft()
+            draft_s, verify_s = step.parts(self.clock)
+            cost = self.controller.cost
+            if step.seconds is not None and cost is not None:
+                self.overhead.observe(step.seconds, draft_s + verify_s, cost)
+            observation = step.observation(draft_s, verify_s)
+            self.controller.observe(observation)
+            self.metrics.observe(observation, step.decision)
+            if step.index % REFRESH_STEPS == 0:
+                self.metrics.account(self.controller.snapshot())
+
+    def _decide(self, state: BatchState) -> Decision:
+        controller = self.controller
+        decision = controller.decide(state)
+        if self.ranks.size > 1 and controller.mode is Mode.ADAPTIVE:
+            mine = vote(decision, self.signature, cap=controller.cap(state))
+            settings = controller.settings
+            agreed = resolve_votes(
+                self.ranks.minimum(mine), full_k=settings.full_k, probe_k=settings.smallest_draft
+            )
+            decision = controller.adopt(decision, agreed)
+        return decision
+
+    @property
+    def signature(self) -> int:
+        """The controller's signature; its table counts as it was measured, not as serving corrects it."""
+        controller = self.controller
+        key = (controller.mode, controller.pinned, controller.cost is not None)
+        if self._signature is None or self._signature[0] != key:
+            self._signature = (key, controller.signature)
+        return self._signature[1]
+
+    def _count_move(self, k: int) -> None:
+        if self.forced is not None:
+            return
+        if self._last_k is not None and self._last_k != k:
+            self.moves[self._last_k, k] += 1
+        self._last_k = k
+
+    def reset(self) -> None:
+        """Forget what was learned and counted; steps in flight are still awaited."""
+        self.controller.reset()
+        self.overhead = Overhead()
+        self.moves.clear()
+
+    def snapshot(self) -> dict[str, Any]:
+        """Plain facts for /server_info."""
+        return {
+            **self.controller.snapshot(),
+            "k": self._last_k,
+            "steps": self._next_index,
+            "moves": {f"{before}->{after}": count for (before, after), count in sorted(self.moves.items())},
+            "unmatched_steps": self.unmatched,
+            "rejection": self.rejection,
+            "ranks": self.ranks.size,
+            "fixed_s": None if self.controller.cost is None else self.controller.cost.fixed_s,
+        }

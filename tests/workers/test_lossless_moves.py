@@ -1,0 +1,81 @@
+"""K moves every few steps and never changes a token, nor the distribution of sampled ones.
+
+A bystander pins one K after another through the server's own control route while requests run, so what moves here
+is what a user can move, in the real engine.
+"""
+
+import concurrent.futures
+import itertools
+import random
+
+import pytest
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+
+LENGTHS = (1, 2, 5, 13, 40, 65, 130, 200)  # the last three take more than one chunk of 64
+TOKENS = 48
+ROUNDS = 40  # bound of the search for a round in which the last pair of tiers is seen
+
+
+def prompts(seed: int) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(3, 63) for _ in range(length)] for length in LENGTHS]
+
+
+@pytest.fixture(scope="module")
+def expected(reference) -> dict[int, list[list[int]]]:
+    return {seed: [reference.greedy(ids, TOKENS) for ids in prompts(seed)] for seed in (1, 2)}
+
+
+def pairs_seen(adaptive) -> set[tuple[int, int]]:
+    return {tuple(map(int, move.split("->"))) for move in adaptive.control.state()["moves"]}
+
+
+def test_every_pair_of_tiers_with_aborts_and_prefix_hits(adaptive, expected) -> None:
+    state = adaptive.control.state()
+    wanted = set(itertools.permutations(state["tiers"], 2))
+    assert (0, max(state["tiers"])) in wanted
+    cached = 0
+    with adaptive.moving(), concurrent.futures.ThreadPoolExecutor(1) as pool:
+        for round_number in range(ROUNDS):
+            seed = 1 + round_number % 2
+            # a request that never ends by itself, aborted while the others run
+            victim = pool.submit(adaptive.ask, {"input_ids": [7, 8, 9], "rid": f"victim-{round_number}"}, 4000)
+            together = adaptive.generate(prompts(seed))
+            aborted = adaptive.client.post("/abort_request", json={"rid": f"victim-{round_number}"})
+            assert aborted.status_code == 200
+            victim.result()
+            assert [answer["output_ids"] for answer in together] == expected[seed]
+            for ids, tokens in zip(prompts(seed), expected[seed], strict=True):
+                alone = adaptive.generate(ids)[0]
+                assert alone["output_ids"] == tokens
+                cached += alone["meta_info"]["cached_tokens"]
+            if wanted <= pairs_seen(adaptive):
+                break
+    assert wanted <= pairs_seen(adaptive), f"never moved {sorted(wanted - pairs_seen(adaptive))}"
+    assert cached > 100
+    assert adaptive.control.state()["unmatched_steps"] == 0
+
+
+def test_sampled_tokens_follow_the_target_while_k_moves(adaptive, reference, sampling) -> None:
+    import torch
+
+    params = {"temperature": 1.0, "top_p": 0.9}
+    rng = random.Random(5)
+    asked = [[rng.randrange(3, 63) for _ in range(6)] for _ in range(200)]
+    with adaptive.moving():
+        answers = adaptive.generate(asked, tokens=100, **params)
+    draws = []
+    for ids, answer in zip(asked, answers, strict=True):
+        tokens = answer["output_ids"]
+        logits = reference.logits([*ids, *tokens])[len(ids) - 1 : -1]
+        for place, token in enumerate(tokens):
+            p = sampling.filtered(logits[place], **params)
+            assert p[token] > 0, f"token {token} lies outside the filtered support"
+            draws.append(sampling.uniform_of(p, token, rng.random()))
+    assert len(draws) >= 20000
+    assert len(pairs_seen(adaptive)) > 4
+    counts = torch.histc(torch.tensor(draws), sampling.BINS, 0.0, 1.0)
+    expected_count = len(draws) / sampling.BINS
+    statistic = float(((counts - expected_count) ** 2 / expected_count).sum())
+    assert statistic < sampling.LIMIT, f"chi-square {statistic:.1f}, counts {counts.int().tolist()}"
