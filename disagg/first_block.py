@@ -28,7 +28,9 @@ def after_forward_prefill(result: Any, worker: Any, batch: Any, *_args: Any, **_
     a draft whose ranks must act together, there is no block and decode drafts as usual.
     """
     session = current_session()
-    if session is None or session.role != "prefill" or batch.forward_mode.is_idle() or worker._draft_is_moe:
+    if session is None or session.role != "prefill" or batch.forward_mode.is_idle():
+        return
+    if worker._draft_is_moe or worker._proposer.deferred_commit is not None or batch.seq_lens_cpu is None:
         return
     slots = _BorrowedSlots.take(batch, worker.verify_num_draft_tokens)
     if slots is None:
