@@ -109,7 +109,7 @@ class Decision:
     budget: int | None = None
     bypass: bool = False  # full width for all: take the engine's own fixed-width path
     probe: bool = False
-    wanted_k: int | None = None  # what would have been chosen (shadow mode, vetoes)
+    wanted_k: int | None = None  # the K without shadow mode, veto or probe; None: a budget was wanted
     predicted_tok_s: float | None = None
     predicted_step_s: float | None = None
 

@@ -13,7 +13,7 @@ from hashlib import sha256
 
 from sglang_spec_ext.records import Decision, Reason
 
-VOTE_WIDTH = 6  # k, budget, cap, -probe, signature, -signature
+VOTE_WIDTH = 6  # k, budget, cap, -probed k, signature, -signature
 NEUTRAL = 1 << 40  # above every K and budget
 _ABSENT = -1
 
@@ -40,8 +40,10 @@ def vote(decision: Decision, signature: int, *, cap: int) -> list[int]:
     if decision.reason is Reason.EMPTY:
         return [NEUTRAL, NEUTRAL, NEUTRAL, 0, signature, -signature]
     budget = NEUTRAL if decision.budget is None else decision.budget
-    k = 0 if decision.probe else decision.k
-    return [k, budget, cap, -int(decision.probe), signature, -signature]
+    if decision.probe:
+        assert decision.wanted_k is not None  # the K in use, from which the probe steps up
+        return [decision.wanted_k, budget, cap, -decision.k, signature, -signature]
+    return [decision.k, budget, cap, 0, signature, -signature]
 
 
 def absent_vote(signature: int) -> list[int]:
@@ -54,10 +56,10 @@ def reduce_votes(votes: Sequence[Sequence[int]]) -> list[int]:
     return [min(column) for column in zip(*votes, strict=True)]
 
 
-def resolve(reduced: Sequence[int], *, full_k: int, probe_k: int) -> Agreed:
-    """Return the group's decision from reduced votes.
+def resolve(reduced: Sequence[int], *, full_k: int) -> Agreed:
+    """Return the group's decision from reduced votes; `full_k` is the fixed width's K, part of the signature.
 
-    `full_k` is the fixed full width's K and `probe_k` the smallest K above 0, both part of the signature.
+    One rank that wants to probe makes all probe, if every rank may run that K.
     """
     k, budget, cap, negative_probe, signature, negative_signature = reduced
     if signature != -negative_signature:
@@ -66,8 +68,8 @@ def resolve(reduced: Sequence[int], *, full_k: int, probe_k: int) -> Agreed:
         return Agreed(full_k, None, Reason.RANK_ABSENT)
     if k == NEUTRAL:
         return Agreed(0, None, Reason.ALL_IDLE)
-    if k == 0 and negative_probe < 0 and cap >= probe_k:
-        return Agreed(probe_k, None, Reason.PROBE)
+    if k < -negative_probe <= cap:
+        return Agreed(-negative_probe, None, Reason.PROBE)
     return Agreed(k, None if budget == NEUTRAL or k == 0 else budget, None)
 
 

@@ -166,7 +166,7 @@ class Controller:
         probed = self._probe_arm(batch, arm, arms, groups)
         if probed is not None:
             self.probe_steps += 1
-            return self._run(probed, Reason.PROBE, arms[probed], probe=True)
+            return replace(self._run(probed, Reason.PROBE, arms[probed], probe=True), wanted_k=arm)
         if arm == RAGGED:
             assert plan is not None
             return self._run(self.settings.max_k, reason, score, budget=plan.budget)
@@ -316,6 +316,8 @@ class Controller:
             assert agreed.reason is not None
             return self._count(self._run(agreed.k, agreed.reason))
         if agreed.reason is Reason.PROBE:
+            if not wish.probe:
+                self.probe.join()
             return self._count(self._run(agreed.k, Reason.PROBE, probe=True))
         if wish.reason is not Reason.EMPTY and self.mode is Mode.ADAPTIVE and self.pinned is None:
             self._commit(agreed.k if agreed.budget is None else RAGGED)

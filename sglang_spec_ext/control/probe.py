@@ -71,6 +71,11 @@ class Probe:
         self._left = self.settings.steps - 1
         self.probes += 1
 
+    def join(self) -> None:
+        """Count a step that another rank probes in: the share is the group's."""
+        self._recent.append(self._tick)
+        self._last, self._urgent = self._tick, False
+
     def proceed(self) -> bool:
         """Whether this step belongs to a probe of several steps that is under way."""
         if not self._left:

@@ -123,11 +123,14 @@ class VllmArgmax:
         self._tiers = scenario.tiers
         self._table = table
         self._expected = expected  # true expected tokens per request at K, of the segment that runs
+        self._chosen: dict[int, int] = {}
 
     def choose(self, batch: BatchState) -> Choice:
         """Argmax with the cost of a full draft at every K."""
-        full = self._tiers[-1]
-        return Choice(_argmax(self._tiers, batch.num_reqs, self._expected, self._table, full), draft_k=full)
+        full, reqs = self._tiers[-1], batch.num_reqs
+        if reqs not in self._chosen:
+            self._chosen[reqs] = _argmax(self._tiers, reqs, self._expected, self._table, full)
+        return Choice(self._chosen[reqs], draft_k=full)
 
     def observe(self, observation: StepObservation) -> None:
         """The start-up table is never corrected."""
