@@ -38,7 +38,7 @@ class Round:
 
     @property
     def tok_s(self) -> float:
-        """Median tokens per second over the prompts, decode only."""
+        """Median tokens per second over the prompts, from the request to its last token."""
         return statistics.median(n / s for n, s in zip(self.tokens, self.seconds, strict=True))
 
 
@@ -99,6 +99,7 @@ def _round(arguments: list[str], args: argparse.Namespace, console: Console, tit
 def _ask(client: OpenAI, prompt: str, max_tokens: int, console: Console, found: Round, *, show: bool) -> None:
     if show:
         console.print(f"\n[bold]{prompt}[/]")
+    start = last = time.perf_counter()
     stream = client.chat.completions.create(
         model="default",
         messages=[{"role": "user", "content": prompt}],
@@ -107,21 +108,19 @@ def _ask(client: OpenAI, prompt: str, max_tokens: int, console: Console, found: 
         stream=True,
         stream_options={"include_usage": True},
     )
-    first = last = 0.0
     tokens, text = 0, ""
     for chunk in stream:
         if chunk.usage is not None:
             tokens = chunk.usage.completion_tokens
         if chunk.choices and chunk.choices[0].delta.content:
             last = time.perf_counter()
-            first = first or last
             text += chunk.choices[0].delta.content
             if show:
                 console.print(chunk.choices[0].delta.content, end="", markup=False, highlight=False, soft_wrap=True)
     if show:
         console.print()
-    found.tokens.append(max(tokens - 1, 1))
-    found.seconds.append(max(last - first, 1e-9))
+    found.tokens.append(tokens)
+    found.seconds.append(last - start)
     found.texts.append(text)
 
 
