@@ -3,8 +3,8 @@
 import pytest
 
 pytest.importorskip("sglang")
-torch = pytest.importorskip("torch")
 
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -1,10 +1,12 @@
 """The torch forms of SGLang's slot and tree kernels against loops that follow the kernels' documentation."""
 
+import itertools
+
 import pytest
 
 pytest.importorskip("sglang")
-torch = pytest.importorskip("torch")
 
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -72,7 +74,7 @@ def test_greedy_walk_of_a_tree(data: st.DataObject, n: int, bs: int) -> None:
             children = [k for k in range(n) if parents[b][k] == i]
             if children:
                 child[b, i] = children[0]
-                for left, right in zip(children, children[1:], strict=False):
+                for left, right in itertools.pairwise(children):
                     sibling[b, left] = right
     index = torch.arange(bs * n).view(bs, n)
     predicts = torch.zeros(bs * n, dtype=torch.int32)

@@ -185,6 +185,8 @@ def test_a_stopped_server_leaves_no_process_no_port_and_no_file(target, tmp_path
         server.log.unlink()
     port = int(server.url.rpartition(":")[2])
     with socket.socket() as probe:
+        # connections that the test itself closed may linger; a listener would still be in the way
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", port))
     assert leftovers(tmp_path) == []
     assert shared_files() - shared == set()
