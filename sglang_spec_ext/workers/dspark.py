@@ -31,8 +31,9 @@ class DSparkSteps(SpecExtWorker):
             return
         if chosen.verify == "ragged" and not self._verify_planner.carries_confidence:
             raise NotServedError(
-                "--spec-ext-verify ragged needs a DSPARK draft with a confidence head, and this one has "
-                "none; use --spec-ext-verify uniform"
+                "--spec-ext-verify ragged needs a DSPARK draft with a confidence head, and "
+                f"SGLANG_RAGGED_VERIFY_MODE compact (it is {self._verify_planner.mode_value}); use --spec-ext-verify "
+                "uniform with this draft"
             )
         self.spec_ext_start(chosen)
         self._swaps = {}

@@ -3,6 +3,7 @@
 Hooks around `SpeculativeAlgorithm.create_worker` and after `Scheduler.get_init_info`.
 """
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from sglang_spec_ext import __version__, flags
 from sglang_spec_ext.errors import SpecExtError
 from sglang_spec_ext.launch import PROOF_KEY
 
+RAGGED_MODE = "SGLANG_RAGGED_VERIFY_MODE"
 ADAPTIVE_ALGORITHMS = ("EAGLE", "EAGLE3", "DFLASH", "DSPARK")
 
 
@@ -20,13 +22,17 @@ class UnsupportedAlgorithmError(SpecExtError):
 def create_worker(original: Callable[..., Any], algorithm: Any, server_args: Any) -> Any:
     """Return our subclass of the built-in worker class."""
     base = original(algorithm, server_args)
-    if flags.active_config() is None:
+    chosen = flags.active_config()
+    if chosen is None:
         return base
     if algorithm.name not in ADAPTIVE_ALGORITHMS:
         raise UnsupportedAlgorithmError(
             f"--spec-ext-mode needs --speculative-algorithm to be one of {', '.join(ADAPTIVE_ALGORITHMS)}, "
             f"got {algorithm.name}; leave --spec-ext-mode out"
         )
+    if chosen.verify == "ragged":
+        # SGLang loads a draft's confidence head, and captures graphs of several widths, in this mode alone
+        os.environ.setdefault(RAGGED_MODE, "compact")
     from sglang_spec_ext.workers.extended import extend
 
     return extend(base)

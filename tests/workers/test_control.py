@@ -1,6 +1,7 @@
 """Steering a running server: what may be changed, what is refused with the rule, and what is shown."""
 
 import concurrent.futures
+import json
 
 import pytest
 
@@ -111,3 +112,21 @@ def by_k(family) -> dict[int, float]:
 def test_a_server_that_is_not_there_is_named() -> None:
     with pytest.raises(ControlError, match="cannot be reached"):
         SpecExt("http://127.0.0.1:9").state()
+
+
+def test_top_shows_what_the_state_holds(adaptive, capsys) -> None:
+    import argparse
+
+    from sglang_spec_ext.commands import top
+
+    parser = argparse.ArgumentParser()
+    top.configure(parser)
+    adaptive.generate([5, 6, 7], tokens=100)
+    assert top.run(parser.parse_args([str(adaptive.client.base_url), "--once"])) == 0
+    shown = capsys.readouterr().out
+    state = adaptive.control.state()
+    assert state["worker"] in shown
+    assert "mode adaptive" in shown
+    assert all(reason in shown for reason in state["reasons"])
+    assert top.run(parser.parse_args([str(adaptive.client.base_url), "--json"])) == 0
+    assert json.loads(capsys.readouterr().out)["tiers"] == state["tiers"]
