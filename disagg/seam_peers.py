@@ -129,6 +129,14 @@ def around_register_kv_args(original: Any, receiver: Any) -> bool:
         kv_args.aux_data_ptrs = pointers
 
 
+def around_buffer_count(original: Any, manager: Any, peer: str, num_remote: int) -> None:
+    """AROUND CommonKVManager.check_peer_aux_buffer_count: one buffer less is ours, hidden on purpose."""
+    session = current_session()
+    ours = 1 if session is not None and session.rows is not None else 0
+    if num_remote != len(manager.kv_args.aux_data_ptrs) - ours:
+        original(manager, peer, num_remote)
+
+
 def verdict_of(info: Any) -> PeerVerdict | None:
     """Return the verdict on a PrefillServerInfo, None if it has not been judged."""
     return getattr(info, "spec_ext_verdict", None)

@@ -185,6 +185,14 @@ SEAMS = (
         ("self", "bootstrap_addr"),
     ),
     SeamRow(
+        f"{_COMMON}.CommonKVManager.check_peer_aux_buffer_count",
+        "around",
+        f"{_HERE}.seam_peers:around_buffer_count",
+        "logs an error for each peer from which the row buffer is hidden",
+        _CHECKED,
+        ("self", "peer", "num_remote"),
+    ),
+    SeamRow(
         f"{_COMMON}.CommonKVReceiver.init",
         "around",
         f"{_HERE}.seam_peers:around_receiver_init",
