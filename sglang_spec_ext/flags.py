@@ -27,14 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"{PREFIX}config", metavar="FILE", default=None, help="JSON file with any of these settings; flags win."
     )
     for name, kind, meta, default in described_fields():
-        choices = get_args(kind) if get_origin(kind) is not None else None
+        restriction = {"choices": get_args(kind)} if get_origin(kind) is not None else {"type": kind}
         group.add_argument(
             PREFIX + name.replace("_", "-"),
             dest=_DESTINATION + name,
-            choices=choices,
-            type=None if choices else kind,
             default=None,
             help=f"{meta.description} [default: {default}]",
+            **restriction,
         )
 
 
