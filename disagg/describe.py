@@ -15,19 +15,20 @@ from sglang_spec_ext.disagg.handshake import BLOCK_ALGORITHMS, EAGLE_ALGORITHMS,
 SUPPORTED_ALGORITHMS = (*EAGLE_ALGORITHMS, *BLOCK_ALGORITHMS)
 
 
-def unsupported_reason(scheduler: Any) -> str | None:
-    """Return why no record can travel from or to this scheduler, or None."""
+def unsupported_reason() -> str | None:
+    """Return why no record can travel from or to this process's scheduler, or None."""
     from sglang.srt.environ import envs
-    from sglang.srt.runtime_context import get_disagg, get_spec
+    from sglang.srt.runtime_context import get_disagg, get_parallel, get_spec
 
+    pp_size = get_parallel().pp_size
     disagg, algorithm = get_disagg(), (get_spec().speculative_algorithm or "").upper()
     if disagg.disaggregation_mode == "null":
         return "the server is not disaggregated"
     if algorithm not in SUPPORTED_ALGORITHMS:
         supported = ", ".join(SUPPORTED_ALGORITHMS)
         return f"--speculative-algorithm is {algorithm or 'not set'}, records exist for {supported}"
-    if scheduler.pp_size > 1:
-        return f"--pp-size is {scheduler.pp_size}, records need the draft on the rank that sends: use 1"
+    if pp_size > 1:
+        return f"--pp-size is {pp_size}, records need the draft on the rank that sends: use 1"
     if envs.SGLANG_RUST_SERVER.get():
         return "SGLANG_RUST_SERVER replaces the bootstrap server that carries the handshake: unset it"
     return None

@@ -30,7 +30,7 @@ def before_init_disaggregation(scheduler: Any) -> None:
     if not _options:
         return
     options, counters = _options[0]
-    reason = describe.unsupported_reason(scheduler)
+    reason = describe.unsupported_reason()
     if reason is None:
         _setup.append(_Setup(scheduler, options, counters))
     elif reason != "the server is not disaggregated":
