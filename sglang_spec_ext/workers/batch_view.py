@@ -50,5 +50,5 @@ def mean_context(batch: Any) -> int:
     """Return the mean number of tokens of context per request."""
     lengths = batch.seq_lens_cpu
     if lengths is None:  # not kept on the host by back ends that do not ask for it
-        return sum(req.seqlen for req in batch.reqs) // max(1, len(batch.reqs))
+        return int(sum(req.seqlen for req in batch.reqs)) // max(1, len(batch.reqs))
     return int(lengths.sum()) // max(1, len(lengths))

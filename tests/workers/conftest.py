@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 
+KEY = "only-for-this-server"
 E2E = Path(__file__).resolve().parents[1] / "e2e"
 
 
@@ -111,10 +112,10 @@ def serving(setup: Setup, checkpoint: Callable[[str], Path], environment: dict[s
     common = e2e_module("conftest")
     arguments = ["--model-path", str(checkpoint("blend-llama")), *common.COMMON, *setup.flags]
     arguments += ["--speculative-draft-model-path", str(checkpoint(setup.draft)), "--spec-ext-mode", "adaptive"]
-    arguments += ["--enable-metrics"]
+    arguments += ["--enable-metrics", "--api-key", KEY]
     with running_server(arguments, environment={**common.CPU, **environment}) as server:
-        with httpx.Client(base_url=server.url, timeout=180) as client:
-            yield Adaptive(setup, client, SpecExt(server.url), checkpoint("blend-llama"))
+        with httpx.Client(base_url=server.url, timeout=180, headers={"Authorization": f"Bearer {KEY}"}) as client:
+            yield Adaptive(setup, client, SpecExt(server.url, api_key=KEY), checkpoint("blend-llama"))
 
 
 @pytest.fixture(scope="session", params=SETUPS, ids=lambda setup: setup.name)

@@ -109,6 +109,17 @@ def by_k(family) -> dict[int, float]:
     return totals
 
 
+def test_without_the_servers_key_nothing_is_reachable(adaptive) -> None:
+    import httpx
+
+    url = str(adaptive.client.base_url)
+    assert httpx.post(f"{url}/set_internal_state", json={"server_args": {"spec_ext_mode": 0}}).status_code == 401
+    assert httpx.get(f"{url}/server_info").status_code == 401
+    with pytest.raises(ControlError, match="401"):
+        SpecExt(url).set_mode("off")
+    assert adaptive.control.state()["mode"] == "adaptive"
+
+
 def test_a_server_that_is_not_there_is_named() -> None:
     with pytest.raises(ControlError, match="cannot be reached"):
         SpecExt("http://127.0.0.1:9").state()
@@ -122,11 +133,13 @@ def test_top_shows_what_the_state_holds(adaptive, capsys) -> None:
     parser = argparse.ArgumentParser()
     top.configure(parser)
     adaptive.generate([5, 6, 7], tokens=100)
-    assert top.run(parser.parse_args([str(adaptive.client.base_url), "--once"])) == 0
+    key = adaptive.client.headers["Authorization"].removeprefix("Bearer ")
+    arguments = [str(adaptive.client.base_url), "--api-key", key]
+    assert top.run(parser.parse_args([*arguments, "--once"])) == 0
     shown = capsys.readouterr().out
     state = adaptive.control.state()
     assert state["worker"] in shown
     assert "mode adaptive" in shown
     assert all(reason in shown for reason in state["reasons"])
-    assert top.run(parser.parse_args([str(adaptive.client.base_url), "--json"])) == 0
+    assert top.run(parser.parse_args([*arguments, "--json"])) == 0
     assert json.loads(capsys.readouterr().out)["tiers"] == state["tiers"]
