@@ -80,7 +80,7 @@ class SpecExt:
         from sglang.srt.managers.io_struct import SetInternalStateReq
 
         assert self._engine is not None
-        request = SetInternalStateReq(server_args=changes)  # type: ignore[arg-type]
+        request = SetInternalStateReq(server_args=changes)
         try:
             done = self._engine.loop.run_until_complete(
                 self._engine.tokenizer_manager.set_internal_state(request)

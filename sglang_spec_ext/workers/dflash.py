@@ -31,6 +31,7 @@ class DFlashSteps(SpecExtWorker):
     """Mixed in before SGLang's DFlashWorkerV2."""
 
     _swaps: dict[int, Swap]
+    draft_model_runner: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -41,9 +42,9 @@ class DFlashSteps(SpecExtWorker):
                 "--spec-ext-verify ragged needs confidences of the draft, which DFLASH does not have; "
                 "use --spec-ext-verify uniform"
             )
-        self.spec_ext_start(chosen)
+        loop = self.spec_ext_start(chosen)
         self._swaps = {}
-        self.draft_model_runner = TimedRunner(self.draft_model_runner, self.spec_ext)
+        self.draft_model_runner = TimedRunner(self.draft_model_runner, loop)
 
     def spec_ext_max_k(self) -> int:
         """See SpecExtWorker."""

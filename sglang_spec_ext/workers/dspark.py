@@ -22,6 +22,8 @@ class DSparkSteps(SpecExtWorker):
     """Mixed in before SGLang's DSparkWorkerV2."""
 
     _swaps: dict[int, Swap]
+    _proposer: Any
+    _verify_planner: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -35,9 +37,9 @@ class DSparkSteps(SpecExtWorker):
                 f"SGLANG_RAGGED_VERIFY_MODE compact (it is {self._verify_planner.mode_value}); use --spec-ext-verify "
                 "uniform with this draft"
             )
-        self.spec_ext_start(chosen)
+        loop = self.spec_ext_start(chosen)
         self._swaps = {}
-        self._proposer = TimedProposer(self._proposer, self.spec_ext)
+        self._proposer = TimedProposer(self._proposer, loop)
         self._verify_planner = LayoutPlanner(self._verify_planner, tp_sync=self._tp_sync)
 
     def spec_ext_max_k(self) -> int:

@@ -40,6 +40,7 @@ class DecidedSteps:
 class EagleSteps(SpecExtWorker):
     """Mixed in before SGLang's EAGLEWorkerV2."""
 
+    adaptive_controller: Any
     _policy: DecidedSteps | None = None
     _drafting_since: Any = None  # stamp
 
@@ -59,11 +60,11 @@ class EagleSteps(SpecExtWorker):
         if not self._hosts_draft:
             return
         self._whole_steps = int(self.speculative_num_steps)
-        self.spec_ext_start(chosen)
+        loop = self.spec_ext_start(chosen)
         if self.spec_ext_unserved() is None:
             from sglang.srt.speculative.adaptive_runtime_state import AdaptiveController
 
-            self._policy = DecidedSteps(self.spec_ext.controller.settings.tiers)
+            self._policy = DecidedSteps(loop.controller.settings.tiers)
             self.adaptive_controller = AdaptiveController(self, self._policy)
 
     def spec_ext_max_k(self) -> int:

@@ -7,7 +7,7 @@ to the target worker, so everything of ours has a class-level default.
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sglang_spec_ext.config import SpecExtConfig
 from sglang_spec_ext.control.controller import Controller
@@ -34,6 +34,11 @@ class SpecExtWorker:
     spec_ext_config: SpecExtConfig | None = None
     spec_ext_profile: str = "not run"  # where the cost table came from, or why there is none
 
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Attributes of the built-in worker."""
+
     def spec_ext_max_k(self) -> int:
         """Return how many tokens the draft makes."""
         raise NotImplementedError
@@ -57,8 +62,8 @@ class SpecExtWorker:
     def spec_ext_settle(self, step: Step) -> None:
         """Note in the step what is known now that it was launched."""
 
-    def spec_ext_start(self, chosen: SpecExtConfig) -> None:
-        """Set up the loop; called once, when the built-in worker has been built."""
+    def spec_ext_start(self, chosen: SpecExtConfig) -> AdaptiveLoop:
+        """Set up the loop and return it; called once, when the built-in worker has been built."""
         from sglang.srt.runtime_context import get_parallel
 
         parallel = get_parallel()
@@ -66,11 +71,9 @@ class SpecExtWorker:
         settings = controller_settings(chosen, max_k=self.spec_ext_max_k(), ranks=ranks.size)
         self.spec_ext_config = chosen
         self.spec_ext = AdaptiveLoop(
-            Controller(settings, None),
-            clock=clock_for(self.device),
-            ranks=ranks,
-            metrics=NoMetrics(),  # type: ignore[attr-defined]
+            Controller(settings, None), clock=clock_for(self.device), ranks=ranks, metrics=NoMetrics()
         )
+        return self.spec_ext
 
     def forward_batch_generation(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """Run a batch: prefill and idle steps as they are, decode steps as decided."""

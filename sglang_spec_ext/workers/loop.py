@@ -130,10 +130,7 @@ class AdaptiveLoop:
         decision = controller.decide(state)
         if self.ranks.size > 1 and controller.mode is Mode.ADAPTIVE:
             mine = vote(decision, self.signature, cap=controller.cap(state))
-            settings = controller.settings
-            agreed = resolve_votes(
-                self.ranks.minimum(mine), full_k=settings.full_k, probe_k=settings.smallest_draft
-            )
+            agreed = resolve_votes(self.ranks.minimum(mine), full_k=controller.settings.full_k)
             decision = controller.adopt(decision, agreed)
         return decision
 

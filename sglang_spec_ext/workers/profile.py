@@ -37,7 +37,7 @@ class Profiler:
     def _fitting_context(self, wanted: int) -> int:
         room = self._scheduler.model_config.context_len - 4 * (self._full_k + 1)
         pool = self._scheduler.max_total_num_tokens // 2 - 4 * (self._full_k + 1)
-        return max(1, min(wanted, room, pool))
+        return int(max(1, min(wanted, room, pool)))
 
     def sizes(self) -> list[int]:
         """Return the batch sizes to measure: powers of two that requests, memory and time allow."""
