@@ -12,12 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sglang_spec_ext.disagg.builders import FirstBlocks
+from sglang_spec_ext.disagg.seam_setup import records_wanted
 from sglang_spec_ext.disagg.session import current_session
 
 if TYPE_CHECKING:
     import torch
 
 FIRST_BLOCK = "spec_ext_first_block"
+
+
+def around_prune(original: Any, draft_model: Any) -> None:
+    """AROUND DSparkDraftModel.prune_to_ctx_kv_injection: keep the whole draft on a prefill server that drafts.
+
+    SGLang drops the draft's MLPs, output projections and heads there, because it only writes draft K/V.
+    """
+    if not records_wanted():
+        original(draft_model)
 
 
 def after_forward_prefill(result: Any, worker: Any, batch: Any, *_args: Any, **_kwargs: Any) -> None:
@@ -29,6 +39,8 @@ def after_forward_prefill(result: Any, worker: Any, batch: Any, *_args: Any, **_
     """
     session = current_session()
     if session is None or session.role != "prefill" or batch.forward_mode.is_idle():
+        return
+    if worker.draft_model.markov_head is None:  # another draft family, which SGLang has pruned
         return
     if worker._draft_is_moe or worker._proposer.deferred_commit is not None or batch.seq_lens_cpu is None:
         return

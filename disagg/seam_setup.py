@@ -24,6 +24,11 @@ def configure(options: PdOptions, counters: PdCounters) -> None:
     _options[:] = [(options, counters)]
 
 
+def records_wanted() -> bool:
+    """Return whether this process was asked for records; known before a session opens."""
+    return bool(_options)
+
+
 def before_init_disaggregation(scheduler: Any) -> None:
     """BEFORE Scheduler.init_disaggregation: note who is about to make its metadata buffers."""
     _setup.clear()

@@ -101,6 +101,15 @@ SEAMS = (
         _ROWS_UPSTREAM,
     ),
     SeamRow(
+        "sglang.srt.models.dspark.DSparkDraftModel.prune_to_ctx_kv_injection",
+        "around",
+        f"{_HERE}.first_block:around_prune",
+        "keeps the draft whole on prefill, which needs it to draft the first block",
+        "SGLang ships block draft state",
+        ("self",),
+        _ROWS_UPSTREAM,
+    ),
+    SeamRow(
         f"{_DSPARK}.dspark_worker_v2.DSparkWorkerV2._forward_prefill",
         "after",
         f"{_HERE}.first_block:after_forward_prefill",
