@@ -35,6 +35,8 @@ class AdaptiveLoop:
         self.overhead = Overhead()
         self.forced: Decision | None = None  # the profiler's choice; its steps are not observed
         self.moves: Counter[tuple[int, int]] = Counter()  # (K before, K after) of steps in a row
+        self.ragged_steps = 0
+        self.ragged_tokens = [0, 0]  # draft tokens verified in ragged steps, and drafted
         self.unmatched = 0  # steps whose accepted tokens never came
         self.rejection: str | None = None  # the last update that was refused, and why
         self._pending: deque[Step] = deque()
@@ -120,6 +122,10 @@ class AdaptiveLoop:
             if step.seconds is not None and cost is not None:
                 self.overhead.observe(step.seconds, draft_s + verify_s, cost)
             observation = step.observation(draft_s, verify_s)
+            if step.decision.budget is not None and step.verified is not None:
+                self.ragged_steps += 1
+                self.ragged_tokens[0] += int(step.verified.sum())
+                self.ragged_tokens[1] += len(step.reqs) * step.decision.k
             self.controller.observe(observation)
             self.metrics.observe(observation, step.decision)
             if step.index % REFRESH_STEPS == 0:
@@ -155,6 +161,7 @@ class AdaptiveLoop:
         self.controller.reset()
         self.overhead = Overhead()
         self.moves.clear()
+        self.ragged_steps, self.ragged_tokens = 0, [0, 0]
 
     def snapshot(self) -> dict[str, Any]:
         """Plain facts for /server_info."""
@@ -163,6 +170,7 @@ class AdaptiveLoop:
             "k": self._last_k,
             "steps": self._next_index,
             "moves": {f"{before}->{after}": count for (before, after), count in sorted(self.moves.items())},
+            "ragged": {"steps": self.ragged_steps, "verified": self.ragged_tokens[0], "drafted": self.ragged_tokens[1]},
             "unmatched_steps": self.unmatched,
             "rejection": self.rejection,
             "ranks": self.ranks.size,

@@ -79,3 +79,18 @@ def test_sampled_tokens_follow_the_target_while_k_moves(adaptive, reference, sam
     expected_count = len(draws) / sampling.BINS
     statistic = float(((counts - expected_count) ** 2 / expected_count).sum())
     assert statistic < sampling.LIMIT, f"chi-square {statistic:.1f}, counts {counts.int().tolist()}"
+
+
+def test_ragged_steps_change_no_token(adaptive, expected) -> None:
+    if adaptive.setup.name != "dspark-ragged":
+        pytest.skip("one K for the whole batch")
+    for round_number in range(ROUNDS):
+        adaptive.control.reset()  # without corrections the table makes drafting look as cheap as it was measured
+        seed = 1 + round_number % 2
+        answers = adaptive.generate(prompts(seed), tokens=TOKENS)
+        assert [answer["output_ids"] for answer in answers] == expected[seed]
+        ragged = adaptive.control.state()["ragged"]
+        if ragged["steps"] > 8:
+            break
+    assert ragged["steps"] > 8
+    assert 0 < ragged["verified"] <= ragged["drafted"]
