@@ -67,7 +67,9 @@ class SpecExtWorker:
         from sglang.srt.runtime_context import get_parallel
 
         parallel = get_parallel()
-        ranks = ranks_of(parallel.tp_group, parallel.tp_size)
+        # with attention data parallelism a rank may be idle or prefill while others decode, so no vote may wait
+        # for it; all run the fixed width (spec_ext_unserved)
+        ranks = ranks_of(parallel.tp_group, 1 if parallel.attn_dp_enabled else parallel.tp_size)
         settings = controller_settings(chosen, max_k=self.spec_ext_max_k(), ranks=ranks.size)
         self.spec_ext_config = chosen
         self.spec_ext = AdaptiveLoop(
