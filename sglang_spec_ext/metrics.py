@@ -17,13 +17,20 @@ SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 
 
+class Accounted(Protocol):
+    """A controller, as far as metrics need it."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return its accounting and estimates."""
+
+
 class Metrics(Protocol):
     """Takes in finished steps."""
 
     def observe(self, observation: StepObservation, decision: Decision) -> None:
         """Count one finished step."""
 
-    def account(self, snapshot: Mapping[str, Any]) -> None:
+    def account(self, controller: Accounted) -> None:
         """Take in the controller's accounting; called every REFRESH_STEPS steps."""
 
 
@@ -33,7 +40,7 @@ class NoMetrics:
     def observe(self, observation: StepObservation, decision: Decision) -> None:
         """See Metrics."""
 
-    def account(self, snapshot: Mapping[str, Any]) -> None:
+    def account(self, controller: Accounted) -> None:
         """See Metrics."""
 
 
@@ -102,8 +109,9 @@ class PrometheusMetrics:
             if seconds is not None:
                 metric.observe(seconds)
 
-    def account(self, snapshot: Mapping[str, Any]) -> None:
+    def account(self, controller: Accounted) -> None:
         """See Metrics."""
+        snapshot = controller.snapshot()
         ledger = snapshot["ledger"]
         for metric, value in (
             (self._predicted, ledger["chosen_tok_s"]),

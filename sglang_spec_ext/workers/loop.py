@@ -9,6 +9,7 @@ knowledge is fixed.
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from sglang_spec_ext.control.agreement import resolve as resolve_votes
@@ -129,7 +130,7 @@ class AdaptiveLoop:
             self.controller.observe(observation)
             self.metrics.observe(observation, step.decision)
             if step.index % REFRESH_STEPS == 0:
-                self.metrics.account(self.controller.snapshot())
+                self.metrics.account(self.controller)
 
     def _decide(self, state: BatchState) -> Decision:
         controller = self.controller
@@ -146,8 +147,19 @@ class AdaptiveLoop:
         controller = self.controller
         key = (controller.mode, controller.pinned, controller.cost is not None)
         if self._signature is None or self._signature[0] != key:
-            self._signature = (key, controller.signature)
+            self._signature = (key, self._sign())
         return self._signature[1]
+
+    def _sign(self) -> int:
+        cost = self.controller.cost
+        if cost is None:
+            return self.controller.signature
+        corrected = cost.table
+        cost.table = replace(corrected, fixed_s=0.0)  # what serving measures differs from rank to rank
+        try:
+            return self.controller.signature
+        finally:
+            cost.table = corrected
 
     def _count_move(self, k: int) -> None:
         if self.forced is not None:
