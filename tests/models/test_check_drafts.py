@@ -45,7 +45,7 @@ def damaged(folders, tmp_path):
 
 @pytest.mark.parametrize("name", sorted(DRAFTS))
 def test_a_good_draft_has_no_problem_with_its_own_target(folders, name):
-    target = "random-llama" if name.startswith("random") else "bigram-llama"
+    target = "random-llama" if name.startswith("random") else "blend-llama"
     assert check_draft(folders[name], folders[target]) == []
 
 

@@ -7,7 +7,7 @@ from safetensors.torch import load_file  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from sglang_spec_ext.models.check import check_draft  # noqa: E402
-from sglang_spec_ext.models.draft_modules import Start  # noqa: E402
+from sglang_spec_ext.models.draft_start import Start  # noqa: E402
 from sglang_spec_ext.models.drafts_block import BlockDraft, BlockShape  # noqa: E402
 from sglang_spec_ext.models.drafts_eagle3 import Eagle3Draft, Eagle3Shape  # noqa: E402
 from sglang_spec_ext.models.drafts_export import save_draft  # noqa: E402
