@@ -15,7 +15,9 @@ COMMANDS = {
     "demo": ("sglang_spec_ext.commands.demo", "ask a real server, without and with speculation"),
     "doctor": ("sglang_spec_ext.commands.doctor", "check this machine, the installed SGLang and every hook"),
     "models": ("sglang_spec_ext.commands.models", "prepare, check and train checkpoints"),
+    "profile": ("sglang_spec_ext.commands.profile", "measure the cost table of a server without serving"),
     "simulate": ("sglang_spec_ext.commands.simulate", "evaluate draft-length policies without an engine"),
+    "top": ("sglang_spec_ext.commands.top", "watch a running server's controller"),
 }
 
 
