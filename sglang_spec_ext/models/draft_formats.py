@@ -132,9 +132,7 @@ def _eagle3_tensors(config: Config) -> dict[str, Expected]:
     for index in range(config["num_hidden_layers"]):
         prefix = f"layers.{index}."
         width = 2 * hidden if index == 0 else hidden  # the first layer reads [embedding ; hidden state]
-        table |= _attention({**config, "attention_bias": False}, prefix, input_width=width) | _mlp(
-            config, prefix
-        )
+        table |= _attention({**config, "attention_bias": False}, prefix, input_width=width) | _mlp(config, prefix)
         table[f"{prefix}input_layernorm.weight"] = Expected((hidden,), required=index == 0)
         for name in ("hidden_norm", "post_attention_layernorm"):
             table[f"{prefix}{name}.weight"] = Expected((hidden,))

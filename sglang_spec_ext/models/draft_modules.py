@@ -1,7 +1,5 @@
 """The parts that every draft is made of, named as the checkpoint formats name them."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import nn
 from torch.nn import functional
@@ -95,9 +93,7 @@ def attend_two_parts(
     # [batch, kv, rows * group, d] x [batch, kv, d, length]
     flat = grouped.permute(0, 2, 1, 3, 4).reshape(batch, kv_heads, -1, dim)
     far = flat @ context[0].permute(0, 2, 3, 1)
-    far = far.view(batch, kv_heads, rows, -1, far.shape[-1]).masked_fill(
-        ~visible[:, None, :, None], float("-inf")
-    )
+    far = far.view(batch, kv_heads, rows, -1, far.shape[-1]).masked_fill(~visible[:, None, :, None], float("-inf"))
     near = torch.einsum("brkgd,brnkd->bkrgn", grouped, own[0])
     weights = torch.cat([far, near], -1).softmax(-1)
     far, near = weights.split([far.shape[-1], near.shape[-1]], -1)
@@ -141,33 +137,3 @@ def init_linear(module: nn.Module, generator: torch.Generator) -> None:
         if parameter.ndim == 2:
             with torch.no_grad():
                 parameter.normal_(0.0, parameter.shape[1] ** -0.5, generator=generator)
-
-
-def constant_probe(rows: Tensor, *, ridge: float = 1e-3) -> Tensor:
-    """Return the vector whose product with every row of [n, hidden] is as near to 1 as can be."""
-    gram = rows.T @ rows / len(rows)
-    gram += ridge * gram.diagonal().mean() * torch.eye(len(gram))
-    return torch.linalg.solve(gram, rows.mean(0))
-
-
-@dataclass(frozen=True)
-class Start:
-    """What a draft starts from: facts about the target, measured on its own text.
-
-    `features` [n, taps * hidden] are tapped outputs and `final` [n, hidden] normed last states of some text;
-    `final_norm` [hidden] and `head` [vocab, hidden] are the target's weights.
-    """
-
-    features: Tensor
-    final: Tensor
-    final_norm: Tensor
-    head: Tensor
-
-    def mean_state(self) -> tuple[Tensor, float]:
-        """Return (u, s): u [hidden] of unit scale whose norm with weights s * final_norm is the mean `final`.
-
-        Random states would make logits so wide that the first steps only narrow them.
-        """
-        before = self.final.mean(0) / self.final_norm
-        scale = float(before.pow(2).mean().sqrt())
-        return before / scale, scale

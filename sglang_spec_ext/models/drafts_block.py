@@ -20,19 +20,17 @@ from sglang_spec_ext.models.draft_modules import (
     Projections,
     RMSNorm,
     ScaledFeatures,
-    Start,
     attend_two_parts,
-    constant_probe,
     init_linear,
 )
+from sglang_spec_ext.models.draft_start import Start, aim_heads, constant_probe
 from sglang_spec_ext.models.features import Batch
-from sglang_spec_ext.models.target import TargetConfig, apply_rope, rope_table
+from sglang_spec_ext.models.target import TargetConfig
 
 Tensor = torch.Tensor
-# Distances that the heads of a layer look back to at the start, and how much of their random start is kept.
-# A mask at place k finds the newest context k + 1 tokens back, hence the spread.
+# Distances that the heads of a layer look back to at the start: a mask at place k finds the newest context
+# k + 1 tokens back, hence the spread.
 HEAD_DISTANCES = (1, 2, 3, 1, 4, 2, 5, 1, 6)
-NOISE_BESIDE_AIM = 0.3
 # How loud the constant that starts the output is, beside the embedding in the residual.
 CONSTANT_BESIDE_EMBEDDING = 8.0
 
@@ -112,7 +110,7 @@ class BlockDraft(nn.Module):
         self.register_buffer("markov_row", markov_row, persistent=False)
 
     def initialise(self, start: Start, *, seed: int) -> None:
-        """Seeded start: averaged taps, aimed heads (see `_aim_heads`) and the target's mean state as output.
+        """Seeded start: averaged taps, aimed heads (see `aim_heads`) and the target's mean state as output.
 
         So the first guess is the frequency of tokens.
         """
@@ -130,8 +128,15 @@ class BlockDraft(nn.Module):
                 self.confidence_head["proj"].bias.zero_()
             context = self.hidden_norm(self.fc(start.features))
             residual_scale = self.embedding.pow(2).mean().sqrt()
+            tokens = functional.rms_norm(self.embedding[::16], (self.target.hidden_size,), eps=self.target.rms_norm_eps)
             for layer in self.layers:
-                self._aim_heads(layer, context)
+                aim_heads(
+                    layer.self_attn,
+                    query_rows=tokens,
+                    key_rows=context,
+                    distances=HEAD_DISTANCES,
+                    theta=self.target.rope_theta,
+                )
                 # a branch starts no louder than the embedding it is added to
                 layer.self_attn.o_proj.weight.mul_(residual_scale)
                 layer.mlp.down_proj.weight.mul_(residual_scale)
@@ -139,32 +144,6 @@ class BlockDraft(nn.Module):
             last = self.layers[-1].self_attn
             last.v_proj.weight[0] = constant_probe(context)
             last.o_proj.weight[:, 0] = mean_state * residual_scale * CONSTANT_BESIDE_EMBEDDING
-
-    def _aim_heads(self, layer: Layer, context: Tensor) -> None:
-        """Make head h look HEAD_DISTANCES[h] tokens back at the start.
-
-        Random heads spread evenly over the context, and a draft learns nothing from it until one of them
-        narrows. A query and a key that are the same vector for every token, apart from noise, leave the
-        rotation alone to decide: energy in the fast pairs of the rotation gives a peak two tokens wide.
-        """
-        attention = layer.self_attn
-        dim, num_pairs = attention.head_dim, attention.head_dim // 2
-        always_context = constant_probe(context)
-        always_embedding = constant_probe(
-            functional.rms_norm(
-                self.embedding[::16], (self.embedding.shape[1],), eps=self.target.rms_norm_eps
-            )
-        )
-        key = torch.zeros(1, 1, dim)
-        key[..., : num_pairs // 4] = 1.0
-        distances = torch.tensor(HEAD_DISTANCES[: attention.heads]).repeat(attention.heads)[: attention.heads]
-        cosine, sine = rope_table(-distances, head_dim=dim, theta=self.target.rope_theta)
-        query = apply_rope(key, cosine, sine)[:, 0]  # [heads, d]
-        for weight, vector, probe in (
-            (attention.q_proj.weight, query, always_embedding),
-            (attention.k_proj.weight, key[0].expand(attention.kv_heads, -1), always_context),
-        ):
-            weight.mul_(NOISE_BESIDE_AIM).add_(torch.outer(vector.flatten(), probe))
 
     def hidden(self, batch: Batch, *, anchors: Tensor, owner: Tensor, places: Tensor) -> Tensor:
         """Return normed outputs [size, rows, hidden].

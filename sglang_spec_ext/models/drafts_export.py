@@ -49,9 +49,7 @@ def _folded(draft: nn.Module) -> dict[str, Tensor]:
 def block_folder(draft: BlockDraft) -> Folder:
     """Return (config, tensors) of a DFlash or DSpark draft."""
     shape, target = draft.shape, draft.target
-    config = _common_config(
-        target, intermediate_size=shape.intermediate_size, num_kv_heads=shape.num_kv_heads
-    ) | {
+    config = _common_config(target, intermediate_size=shape.intermediate_size, num_kv_heads=shape.num_kv_heads) | {
         "model_type": "qwen3",
         "num_hidden_layers": shape.num_layers,
         "num_target_layers": target.num_hidden_layers,

@@ -24,9 +24,7 @@ def load_block_draft(folder: pathlib.Path, target: Target, *, target_folder: pat
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     is_dspark = "markov_rank" in config
     if not is_dspark and config["architectures"] != ["DFlashDraftModel"]:
-        raise DraftFolderError(
-            f"{folder}: architectures must be a block draft's, got {config['architectures']}"
-        )
+        raise DraftFolderError(f"{folder}: architectures must be a block draft's, got {config['architectures']}")
     shape = BlockShape(
         taps=tuple(nested(config, "target_layer_ids")),
         num_layers=config["num_hidden_layers"],

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from sglang_spec_ext.models.draft_modules import Start
+from sglang_spec_ext.models.draft_start import Start
 from sglang_spec_ext.models.drafts_block import BlockDraft, BlockShape
 from sglang_spec_ext.models.drafts_eagle3 import Eagle3Draft, Eagle3Shape
 from sglang_spec_ext.models.features import common_tokens, load_samples, sample_rows
