@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import struct
 from multiprocessing import shared_memory
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -165,7 +166,9 @@ def shared_rows():
     memory.unlink()
 
 
-def test_ten_thousand_handoffs_leak_nothing_and_refuse_exactly_the_bad_rows(shared_rows):
+def test_ten_thousand_handoffs_leak_nothing_and_refuse_exactly_the_bad_rows(shared_rows, monkeypatch):
+    # the spawned process imports this module by its name from the repository's root
+    monkeypatch.syspath_prepend(Path(__file__).resolve().parents[2])
     context = zmq.Context()
     orders, done = context.socket(zmq.PUSH), context.socket(zmq.PULL)
     endpoints = []
@@ -176,8 +179,9 @@ def test_ten_thousand_handoffs_leak_nothing_and_refuse_exactly_the_bad_rows(shar
     report = spawn.Queue()
     prefill = spawn.Process(target=prefill_main, args=(shared_rows.name, *endpoints, report), daemon=True)
     prefill.start()
+    first = report.get(timeout=60)
     rows = np.frombuffer(shared_rows.buf, np.uint8).reshape(SLOTS, SCHEMA.row_bytes)
-    end = DecodeEnd(rows, orders, done, report.get(timeout=60))
+    end = DecodeEnd(rows, orders, done, first)
     try:
         room, finished, early_bytes = 1, 0, 0
         while finished < HANDOFFS:
