@@ -23,6 +23,7 @@ from sglang_spec_ext.control.lagged import LaggedSurvivals
 from sglang_spec_ext.control.ledger import Ledger
 from sglang_spec_ext.control.live_cost import LiveCost
 from sglang_spec_ext.control.probe import Probe
+from sglang_spec_ext.control.promise import Promise
 from sglang_spec_ext.control.settings import ControllerSettings, Verify
 from sglang_spec_ext.control.tiers import Group, Score, gain_error, group_requests, score_tiers
 from sglang_spec_ext.control.verify import BudgetPlan, capped, plan_budget, survival_of
@@ -57,6 +58,7 @@ class Controller:
         self.probe = Probe(settings.probe)
         self.ledger = Ledger(settings.tiers)
         self.lagged = LaggedSurvivals()
+        self.promise = Promise()
         self.decisions = 0
         self.probe_steps = 0
         self.reasons: Counter[str] = Counter()
@@ -96,21 +98,25 @@ class Controller:
             self._observe_survivals(observation)
 
     def _observe_survivals(self, observation: StepObservation) -> None:
+        usable = usable_rows(observation)
+        accepted = np.where(usable, observation.accepted, 0).astype(np.int64)
+        verified = observation.verified
+        if verified is None:
+            verified = np.full(accepted.size, observation.k)
         confidences = observation.confidences
         if confidences is not None and self.scaling is not None:
             confidences = self.scaling.apply(confidences)
         elif confidences is None and self.estimator is not None and observation.margins is not None:
-            good = usable_rows(observation)
-            accepted = np.where(good, observation.accepted, 0).astype(np.int64)
-            limit = observation.k if observation.verified is None else observation.verified
-            reached = np.where(good, np.minimum(accepted + 1, limit), 0)
+            reached = np.where(usable, np.minimum(accepted + 1, verified), 0)
             self.estimator.observe(
                 observation.margins, reached, accepted, classes=observation.classes, ragged=observation.ragged
             )
             if self.estimator.warm:
                 confidences = self.estimator.probabilities(observation.margins)
         if confidences is not None and observation.request_ids is not None:
-            self.lagged.push(observation.step, observation.request_ids, survival_of(confidences))
+            survival = survival_of(confidences)
+            self.promise.observe(survival, verified, accepted, usable)
+            self.lagged.push(observation.step, observation.request_ids, survival)
 
     # deciding
 
@@ -163,13 +169,15 @@ class Controller:
             self._commit(arm)
         score = arms[arm]
         self.ledger.predicted(scores, score, arms[best])
-        probed = self._probe_arm(batch, arm, arms, groups)
+        moved = reason in (Reason.SWITCH, Reason.CAPPED)
+        probed = None if moved else self._probe_arm(batch, arm, arms, groups)
         if probed is not None:
             self.probe_steps += 1
             return replace(self._run(probed, Reason.PROBE, arms[probed], probe=True), wanted_k=arm)
         if arm == RAGGED:
             assert plan is not None
-            return self._run(self.settings.max_k, reason, score, budget=plan.budget)
+            everything = plan.budget == batch.num_reqs * self.settings.full_k
+            return self._run(self.settings.max_k, reason, score, budget=None if everything else plan.budget)
         if cap < self.settings.tiers[0]:
             reason = Reason.LADDER_FLOOR
         elif cap == 0 and batch.caps is not None and not batch.caps.any():
@@ -208,7 +216,7 @@ class Controller:
             return None
         caps = np.full(batch.num_reqs, cap) if batch.caps is None else np.minimum(batch.caps, cap)
         return plan_budget(
-            capped(survival, caps),
+            capped(np.minimum(survival * self.promise.ratio, 1.0), caps),
             self.cost,
             prefill_tokens=batch.prefill_tokens,
             context_len=batch.context_len,
@@ -349,7 +357,7 @@ class Controller:
         """Forget acceptance, corrections, accounting and the pin; keep table, settings and mode."""
         self.pinned = None
         if self.cost is not None:
-            self.cost.reset()
+            self.cost = LiveCost(self.cost.table)
         self._start()
 
     def snapshot(self) -> dict[str, Any]:
@@ -369,6 +377,7 @@ class Controller:
             "acceptance": self.acceptance.snapshot(),
             "cost": None if self.cost is None else self.cost.report(),
             "estimator": None if self.estimator is None else self.estimator.snapshot(),
+            "promise_ratio": self.promise.ratio,
             "ledger": self.ledger.snapshot(),
         }
 

@@ -2,11 +2,13 @@
 
 The start-up profile is a prior. Each step's measured time gives a log ratio of reality to the table; one part
 is common to all sizes, one belongs to the power-of-two bin of the token count, so that a tier not in use is
-corrected by what all tiers have in common. Weights are 1/n at first and an exponential window later.
+corrected by what all tiers have in common. Weights are 1/n at first and an exponential window later. A known
+size whose time moves is a drift: nothing is learnt from its first steps, and if it lasts, all sizes shift.
 """
 
 from dataclasses import dataclass, field
-from math import exp, isfinite, log, sqrt
+from math import exp, inf, isfinite, log, sqrt
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,9 @@ WINDOW_STEPS = 200  # of the exponential window of a bin's residual
 COMMON_STEPS = 500  # of the common part's: it speaks for sizes not in use, so it must not follow noise
 LOOKUPS = 4096  # table lookups that are kept
 SURPRISE_STEPS = 16  # of the fast window that notices drift after correction
+PLAUSIBLE = 0.1  # log ratio that a single bin may keep to itself ...
+LEAK_STEPS = 100  # ... what is beyond moves to the common part within about these steps
+FADE_STEPS = 400  # after which a bin not visited is believed a third
 DRIFT_SIGMAS = 4.0
 DRIFT_FLOOR = 0.03  # a smaller standing error than 3 % is not worth a warning
 BIN_PRIOR = 32.0  # a bin trusts itself over the common part after about this many steps
@@ -29,6 +34,7 @@ CLIP = 0.5  # largest log ratio one step may bring in once noise is known: a sta
 class _Bin:
     deviation: float = 0.0  # log ratio beyond the common part
     steps: int = 0
+    last_step: int = 0
 
 
 @dataclass(slots=True)
@@ -43,6 +49,8 @@ class LiveCost:
     steps: int = 0
     draft_steps: int = 0
     dropped: int = 0
+    shifts: int = 0  # lasting changes of all times together
+    _drift: list[float] = field(default_factory=list)  # errors of the drift under way
     _bins: dict[tuple[int, int], _Bin] = field(default_factory=dict)
     _looked_up: dict[tuple[int, int, int, int], float] = field(default_factory=dict)
 
@@ -119,26 +127,49 @@ class LiveCost:
         self._learn(verify_s, tokens, batch, context_len)
 
     def _learn(self, verify_s: float, tokens: int, batch: int, context_len: int) -> None:
-        error = log(verify_s / self.verify_s(tokens, batch, context_len))
-        if self.steps >= SETTLING_STEPS:
-            limit = max(CLIP, DRIFT_SIGMAS * sqrt(self.variance))
-            error = min(max(error, -limit), limit)
-        self.steps += 1
         key = (self.table.bucket_index(context_len), tokens.bit_length())
         cell = self._bins.setdefault(key, _Bin())
+        raw = log(verify_s / self.verify_s(tokens, batch, context_len))
+        limit = max(CLIP, DRIFT_SIGMAS * sqrt(self.variance)) if self.steps >= SETTLING_STEPS else inf
+        error = min(max(raw, -limit), limit)
+        self.steps += 1
+        cell.deviation = self._faded(cell)
         cell.steps += 1
+        cell.last_step = self.steps
+        if cell.steps > SURPRISE_STEPS:  # a new size may be off by itself; a known one that moves is news
+            self.surprise += (error - self.surprise) / SURPRISE_STEPS
+        if self.drifting:
+            self._wait_for_a_shift(raw)
+            return
+        self._drift.clear()
         common_weight = max(1.0 / self.steps, 1.0 / COMMON_STEPS)
         self.common += common_weight * error
         if self.steps > 1:  # the first error is bias, not noise
             left = error * (1.0 - common_weight)
             cell.deviation += max(1.0 / (cell.steps + BIN_PRIOR), 1.0 / WINDOW_STEPS) * left
+            # one size alone is hardly off by more than PLAUSIBLE: the rest is common to all
+            excess = (cell.deviation - min(max(cell.deviation, -PLAUSIBLE), PLAUSIBLE)) / LEAK_STEPS
+            cell.deviation -= excess
+            self.common += excess
             weight = max(1.0 / (self.steps - 1), 1.0 / WINDOW_STEPS)
             self.variance += weight * (error * error - self.variance)
-            self.surprise += max(weight, 1.0 / SURPRISE_STEPS) * (error - self.surprise)
+
+    def _wait_for_a_shift(self, error: float) -> None:
+        """Learn nothing from the first steps of a drift; if it lasts, all sizes have shifted alike."""
+        self._drift.append(error)
+        if len(self._drift) == SURPRISE_STEPS:
+            self.common += median(self._drift)
+            self.shifts += 1
+            self.surprise = 0.0
+            self._drift.clear()
+
+    def _faded(self, cell: _Bin) -> float:
+        """Deviation of a bin; what was measured long ago gives way to the common part."""
+        return cell.deviation * exp((cell.last_step - self.steps) / FADE_STEPS)
 
     def _bin_ratio(self, bucket: int, size_bin: int) -> float:
         cell = self._bins.get((bucket, size_bin))
-        return self.common if cell is None else self.common + cell.deviation
+        return self.common if cell is None else self.common + self._faded(cell)
 
     @property
     def noise(self) -> float:
@@ -154,11 +185,11 @@ class LiveCost:
     def drifting(self) -> bool:
         """Whether reality moves faster than the correction: then the margin of a switch is widened."""
         limit = max(DRIFT_FLOOR, DRIFT_SIGMAS * self.noise / sqrt(SURPRISE_STEPS))
-        return self.steps > SURPRISE_STEPS and abs(self.surprise) > limit
+        return abs(self.surprise) > limit
 
     def report(self) -> dict[str, Any]:
         """Plain facts on table against reality: ratios are measured over tabulated seconds."""
-        worst = max((abs(self.common + c.deviation) for c in self._bins.values()), default=0.0)
+        worst = max((abs(self.common + self._faded(c)) for c in self._bins.values()), default=0.0)
         return {
             "steps": self.steps,
             "dropped": self.dropped,
@@ -168,14 +199,8 @@ class LiveCost:
             "noise": self.noise,
             "standing_error": self.surprise,
             "drifting": self.drifting,
+            "shifts": self.shifts,
         }
-
-    def reset(self) -> None:
-        """Forget all corrections."""
-        fresh = LiveCost(self.table)
-        for name in ("common", "draft_ratio", "variance", "surprise", "steps", "draft_steps", "dropped"):
-            setattr(self, name, getattr(fresh, name))
-        self._bins.clear()
 
 
 def _usable(seconds: float) -> bool:

@@ -131,7 +131,11 @@ def test_error_of_a_gain_is_that_of_repeated_estimates(observation, make_table):
         acceptance = Acceptance(7)
         feed(acceptance, observation, 0.7, rows=8, steps=64, seed=seed)
         low, high = score_tiers(
-            [3, 7], [(0, 7, 8)], batch=BatchState(step=0, num_reqs=8), acceptance=acceptance, cost=make_table()
+            [3, 7],
+            [(0, 7, 8)],
+            batch=BatchState(step=0, num_reqs=8),
+            acceptance=acceptance,
+            cost=make_table(),
         )
         gains.append(np.log(high.tokens / low.tokens))
         errors.append(gain_error([(0, 7, 8)], acceptance, high, low))

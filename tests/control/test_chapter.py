@@ -55,4 +55,6 @@ def test_draws_and_sums_equal_torch_bit_by_bit():
         assert np.array_equal(random.rand(*shape), torch.rand(*shape).numpy())
     # sums of few terms have one order only; longer ones follow the BLAS that torch was built with
     vector, matrix = random.rand(8), random.rand(8, 5)
-    assert np.allclose(vecmat(vector, matrix), (torch.tensor(vector) @ torch.tensor(matrix)).numpy(), rtol=1e-6)
+    assert np.allclose(
+        vecmat(vector, matrix), (torch.tensor(vector) @ torch.tensor(matrix)).numpy(), rtol=1e-6
+    )

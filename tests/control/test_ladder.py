@@ -36,7 +36,12 @@ def test_vllm_errors_name_the_row(rows, reason):
 
 def test_sglang_default_config():
     slots = {
-        "1": {"candidate_steps": [1, 3, 5, 7], "up_hysteresis": 0.0, "down_hysteresis": -0.25, "ceiling_coeff": 0},
+        "1": {
+            "candidate_steps": [1, 3, 5, 7],
+            "up_hysteresis": 0.0,
+            "down_hysteresis": -0.25,
+            "ceiling_coeff": 0,
+        },
         "8": {"candidate_steps": [0, 1, 3], "up_hysteresis": 0.0, "down_hysteresis": 0.0},
         "64": {"candidate_steps": [0]},
     }

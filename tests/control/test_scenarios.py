@@ -9,7 +9,10 @@ from sglang_spec_ext.control.comparison import compare
 from sglang_spec_ext.control.scenario import ScenarioError, load_scenario
 from sglang_spec_ext.control.simulator import World
 
-NAMES = ("scenario_example", *sorted(p.stem for p in (Path(__file__).parent / "vectors/scenarios").glob("*.json")))
+NAMES = (
+    "scenario_example",
+    *sorted(p.stem for p in (Path(__file__).parent / "vectors/scenarios").glob("*.json")),
+)
 STEADY_STEPS = 500  # a segment shorter than this is a transition
 
 
