@@ -23,7 +23,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "file", type=Path, metavar="FILE", help="JSON case, as in the DSpark paper's appendix A"
     )
     scenario = _add(kinds, "scenario", "the controller against every fixed K, an oracle and published rules")
-    scenario.add_argument("file", type=Path, metavar="FILE", help="scenario JSON")
+    scenario.add_argument(
+        "file", type=Path, nargs="+", metavar="FILE", help="scenario JSON; several give one row each"
+    )
     for plotted in (best_k, scenario):
         plotted.add_argument("--plot", type=Path, metavar="FILE", help="also write a PNG (needs matplotlib)")
 
@@ -88,15 +90,21 @@ def _lossless(args: argparse.Namespace) -> Outcome:
 
 
 def _scenario(args: argparse.Namespace) -> Outcome:
-    from sglang_spec_ext.control.comparison import compare
+    from sglang_spec_ext.control.comparison import Comparison, compare
     from sglang_spec_ext.control.scenario import ScenarioError, load_scenario
 
-    try:
-        scenario = load_scenario(_read(args.file))
-    except ScenarioError as error:
-        raise UsageError(f"{args.file}: {error}") from error
+    if args.plot is not None and len(args.file) > 1:
+        raise UsageError(f"--plot {args.plot}: draws one scenario, got {len(args.file)} files")
+    comparisons: dict[str, Comparison] = {}
     with _progress() as advance:
-        comparison = compare(scenario, advance)
+        for path in args.file:
+            try:
+                comparisons[path.stem] = compare(load_scenario(_read(path)), advance)
+            except ScenarioError as error:
+                raise UsageError(f"{path}: {error}") from error
+    if len(args.file) > 1:
+        return {"scenarios": {name: comparison.as_dict() for name, comparison in comparisons.items()}}, None
+    comparison = comparisons[args.file[0].stem]
 
     def draw(path: Path) -> None:
         from sglang_spec_ext.commands.simulate_plot import plot_scenario

@@ -71,7 +71,31 @@ def _lossless(result: dict[str, Any]) -> list[Table]:
     return [table]
 
 
+def _scenarios(results: dict[str, Any]) -> list[Table]:
+    table = _table(
+        "Tokens per second as a share of the oracle's; switches and probes of ours",
+        "scenario", "adaptive", "best fixed", "no spec", "sglang_ema", "vllm_table", "vllm_argmax",
+        "worst segment", "switches", "probes",
+    )  # fmt: skip
+    for name, result in results.items():
+        oracle, ours = result["oracle"]["tok_s"], result["adaptive"]
+        fixed = result["fixed"]
+        shares = [ours["tok_s"], max(fixed.values()), fixed.get("0")]
+        shares += [result["published"][rule]["tok_s"] for rule in ("sglang_ema", "vllm_table", "vllm_argmax")]
+        worst = min(part["tok_s"] / part["best_fixed_tok_s"] for part in ours["segments"])
+        table.add_row(
+            name,
+            *("-" if tok_s is None else f"{tok_s / oracle:.4f}" for tok_s in shares),
+            f"{worst:.4f}",
+            str(ours["switches"]),
+            f"{ours['probe_fraction']:.4f}",
+        )
+    return [table]
+
+
 def _scenario(result: dict[str, Any]) -> list[Table]:
+    if "scenarios" in result:
+        return _scenarios(result["scenarios"])
     oracle = result["oracle"]["tok_s"]
     ours = result["adaptive"]
     whole = _table("Whole scenario", "policy", "tok/s", "of oracle", "switches")

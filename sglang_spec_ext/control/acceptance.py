@@ -9,6 +9,7 @@ load shows within some steps while a steady load is estimated from some hundred 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from math import exp, log
 from typing import Any
 
@@ -21,7 +22,7 @@ WINDOW_SAMPLES = 512.0  # memory of the long window in requests ...
 WINDOW_STEPS = 32.0  # ... but never less than these steps
 SHORT_SAMPLES = 96.0
 SHORT_STEPS = 4.0
-TEST_INTERVAL = 4  # observations between tests for a change
+TEST_INTERVAL = 4  # observations between comparisons of the windows
 CHANGE_NATS = 8.0  # evidence that drops the long window: 4 sigmas
 WARY_NATS = 3.5  # the same after a phase at K = 0, where samples are few and the load may have changed
 WARY_WEIGHT = 16.0  # samples that estimates from before such a phase may weigh
@@ -30,7 +31,7 @@ RESTART_WEIGHT = 16.0  # samples of the short window that are kept after a chang
 STALE_SLOWDOWN = 8.0  # a position that is not verified is forgotten this much more slowly
 PRIOR_RATE = 0.75
 PRIOR_WEIGHT = 8.0  # pseudo-samples behind the prior, or behind the position before
-RATIO_WEIGHT = 0.02  # step of the learned ratio between neighbouring positions
+RATIO_WEIGHT = 0.08  # step of the learned ratio between neighbouring positions
 RATIO_BOUNDS = (0.1, 1.2)
 MAX_RATE = 0.999
 
@@ -44,7 +45,7 @@ class ClassAcceptance:
     hits: list[float] = field(init=False)
     short_trials: list[float] = field(init=False)
     short_hits: list[float] = field(init=False)
-    ratios: list[float] = field(init=False)  # rate of a position over that of the one before, slowly learned
+    ratios: list[float] = field(init=False)  # rate over that of the position before, slowly learned; [0] is 1
     level: float = PRIOR_RATE  # rate of position 1 to fall back on where samples are few
     changes: int = 0
     wary: bool = False
@@ -59,32 +60,36 @@ class ClassAcceptance:
         self.short_hits = [0.0] * self.max_k
         self.ratios = [1.0] * self.max_k
 
-    def observe(self, rows: int, reached: Sequence[int], accepted: Sequence[int]) -> None:
+    def observe(self, rows: int, reached: list[int], accepted: list[int]) -> None:
         """Add `rows` requests: how many reached (and had verified) each position, how many accepted it."""
         self._rates = self._expected = None
-        keep = exp(-min(rows / WINDOW_SAMPLES, 1.0 / WINDOW_STEPS))
-        keep_short = exp(-min(rows / SHORT_SAMPLES, 1.0 / SHORT_STEPS))
-        keep_stale = keep ** (1.0 / STALE_SLOWDOWN)
+        keep, keep_short, keep_stale = _kept(rows)
         self._observations += 1
         # the test looks back over a whole window, so it may come late; not where single samples count
         test = self.wary or not self._observations % TEST_INTERVAL
         trials, hits = self.trials, self.hits
         short_trials, short_hits = self.short_trials, self.short_hits
-        for j in range(self.max_k):
-            new = reached[j]
-            if not new:
-                trials[j] *= keep_stale
-                hits[j] *= keep_stale
-                self.ratios[j] += (1.0 - self.ratios[j]) * (1.0 - keep)
-                continue
+        seen = self.max_k - reached.count(0)  # counts never rise along the positions
+        for j in range(seen):
+            new, good = reached[j], accepted[j]
             trials[j] = trials[j] * keep + new
-            hits[j] = hits[j] * keep + accepted[j]
+            hits[j] = hits[j] * keep + good
             short_trials[j] = short_trials[j] * keep_short + new
-            short_hits[j] = short_hits[j] * keep_short + accepted[j]
-            if test and self._changed(j):
+            short_hits[j] = short_hits[j] * keep_short + good
+        trials[seen:] = [value * keep_stale for value in trials[seen:]]
+        hits[seen:] = [value * keep_stale for value in hits[seen:]]
+        self.ratios[seen:] = [1.0 + (value - 1.0) * keep for value in self.ratios[seen:]]
+        if test:
+            self._compare(seen)
+        if trials[0] > 4.0 * PRIOR_WEIGHT:
+            self.level = hits[0] / trials[0]
+
+    def _compare(self, seen: int) -> None:
+        """Compare the windows of the positions just seen, and each position with the one before."""
+        trials, hits = self.trials, self.hits
+        for j in range(seen):
+            if self._changed(j):
                 self._restart_from(j)
-            if j == 0 and trials[0] > 4.0 * PRIOR_WEIGHT:
-                self.level = hits[0] / trials[0]
             if j and trials[j] > PRIOR_WEIGHT and trials[j - 1] > PRIOR_WEIGHT and hits[j - 1] > 0:
                 ratio = hits[j] / trials[j] / (hits[j - 1] / trials[j - 1])
                 ratio = min(max(ratio, RATIO_BOUNDS[0]), RATIO_BOUNDS[1])
@@ -157,26 +162,28 @@ class ClassAcceptance:
     def rates(self) -> list[float]:
         """Acceptance probability of each position given all earlier ones were accepted."""
         if self._rates is None:
-            rates = []
-            expectation = self.level
-            for j in range(self.max_k):
-                prior = expectation * (self.ratios[j] if j else 1.0)
-                rate = (self.hits[j] + PRIOR_WEIGHT * prior) / (self.trials[j] + PRIOR_WEIGHT)
-                expectation = min(rate, MAX_RATE)
-                rates.append(expectation)
-            self._rates = rates
+            self._estimate()
+        assert self._rates is not None
         return self._rates
 
     def expected(self) -> list[float]:
         """Expected tokens per request and step, bonus included, for K = 0 .. max_k."""
         if self._expected is None:
-            survival, total, expected = 1.0, 1.0, [1.0]
-            for rate in self.rates():
-                survival *= rate
-                total += survival
-                expected.append(total)
-            self._expected = expected
+            self._estimate()
+        assert self._expected is not None
         return self._expected
+
+    def _estimate(self) -> None:
+        """Estimate each position from its samples and, with the weight of the prior, from the one before."""
+        rates, expected = [], [1.0]
+        survival, total, prior = 1.0, 1.0, self.level
+        for ratio, hits, trials in zip(self.ratios, self.hits, self.trials, strict=True):
+            prior = min((hits + PRIOR_WEIGHT * prior * ratio) / (trials + PRIOR_WEIGHT), MAX_RATE)
+            survival *= prior
+            total += survival
+            rates.append(prior)
+            expected.append(total)
+        self._rates, self._expected = rates, expected
 
     def rate_variance(self, j: int) -> float:
         """Variance of rates()[j] from its samples; without samples there is no noise, only ignorance."""
@@ -273,6 +280,14 @@ def usable_rows(observation: StepObservation) -> BoolArray:
     if observation.valid is not None:
         usable &= observation.valid
     return usable
+
+
+@cache
+def _kept(rows: int) -> tuple[float, float, float]:
+    """What `rows` new requests leave of the long window, the short one, and of a position not verified."""
+    long = min(rows / WINDOW_SAMPLES, 1.0 / WINDOW_STEPS)
+    short = min(rows / SHORT_SAMPLES, 1.0 / SHORT_STEPS)
+    return exp(-long), exp(-short), exp(-long / STALE_SLOWDOWN)
 
 
 def _divergence(recent: float, rate: float) -> float:

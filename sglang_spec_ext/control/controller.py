@@ -163,7 +163,7 @@ class Controller:
             arms[RAGGED] = Score(
                 self.settings.max_k, plan.tokens, plan.seconds + self.settings.ragged_overhead_s
             )
-        best = max(arms, key=lambda arm: arms[arm].rate)
+        best = max(arms, key=lambda arm: arms[arm].tokens / arms[arm].seconds)
         arm, reason = self._held(arms, best, cap, groups)
         if self.settings.ranks == 1:
             self._commit(arm)

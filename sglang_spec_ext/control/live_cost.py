@@ -65,7 +65,10 @@ class LiveCost:
 
     def verify_s(self, tokens: int, batch: int, context_len: int = 0) -> float:
         """Corrected seconds of a target pass."""
-        ratio = self._bin_ratio(self.table.bucket_index(context_len), tokens.bit_length())
+        cell = self._bins.get((self.table.bucket_index(context_len), tokens.bit_length()))
+        ratio = self.common
+        if cell is not None:
+            ratio += cell.deviation * exp((cell.last_step - self.steps) / FADE_STEPS)
         return self._tabulated(-1, tokens, batch, context_len) * exp(ratio)
 
     def _tabulated(self, k: int, tokens: int, batch: int, context_len: int) -> float:

@@ -63,6 +63,11 @@ def test_scenario_json_table_and_plot(short_scenario, tmp_path, capsys):
     text = capsys.readouterr().out
     assert "adaptive" in text
     assert f"{result['oracle']['tok_s']:.1f}" in text
+    again = tmp_path / "again.json"
+    again.write_text(short_scenario.read_text())
+    assert main(["simulate", "scenario", str(short_scenario), str(again), "--json"]) == 0
+    many = json.loads(capsys.readouterr().out)["scenarios"]
+    assert many["again"] == many["short"] == result
 
 
 def test_lossless_and_readable_tables(capsys, vector):
@@ -83,6 +88,7 @@ def test_lossless_and_readable_tables(capsys, vector):
         (["scenario", str(VECTORS / "appendix_a.json")], "scenario"),
         (["lossless", str(VECTORS / "scenario_example.json")], "scenario_example.json"),
         (["best-k", "--plot", "plot.pdf"], ".png"),
+        (["scenario", "a.json", "b.json", "--plot", "plot.png"], "one scenario"),
         (["best-k", "--plot", "/nowhere/plot.png"], "cannot be written"),
     ],
 )
