@@ -1,8 +1,9 @@
 """`spec-ext bench platform`: a decode step of the engine against transformers' own `generate`.
 
 Both run in turn, round after round, on the same prompts; the median of the per-round ratios is reported, since the
-speed of a shared machine drifts. A second engine verifies eight tokens a step (NGRAM, whose drafts cost next to
-nothing), in turn with the first, for the price of verification at batch 1.
+speed of a shared machine drifts. A server beside it verifies eight tokens a step (NGRAM, whose drafts cost next to
+nothing), in turn with the engine, for the price of verification at batch 1; two engines in one process would share
+SGLang's published configuration.
 """
 
 import argparse
@@ -13,6 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from sglang_spec_ext.testing import running_server
 
 SHORT, LONG = 8, 72
 VERIFY_WIDTH = 8
@@ -36,11 +39,10 @@ def run(args: argparse.Namespace) -> int:
     tokenizer = AutoTokenizer.from_pretrained(args.target)
     tokenizer.pad_token, tokenizer.padding_side = tokenizer.eos_token, "left"
     model = AutoModelForCausalLM.from_pretrained(args.target, dtype=getattr(torch, args.dtype)).eval()
-    ngram = {
-        "speculative_algorithm": "NGRAM",
-        "speculative_num_draft_tokens": VERIFY_WIDTH,
-        "speculative_ngram_max_bfs_breadth": 1,
-    }
+    ngram = ["--model-path", args.target, "--dtype", args.dtype, "--device", "cpu", "--sleep-on-idle"]
+    ngram += ["--max-running-requests", "4", "--disable-radix-cache", "--log-level", "error"]
+    ngram += ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", str(VERIFY_WIDTH)]
+    ngram += ["--speculative-ngram-max-bfs-breadth", "1"]
     rows = []
     with _engine(args) as plain:
         rows += [
@@ -52,8 +54,8 @@ def run(args: argparse.Namespace) -> int:
             )
             for batch in args.batches
         ]
-        with _engine(args, **ngram) as verifying:
-            rows.append(_verify_row(plain, verifying, tokenizer, args.rounds))
+        with running_server(ngram) as verifying:
+            rows.append(_verify_row(plain, verifying.url, tokenizer, args.rounds))
     if args.json:
         print(json.dumps({"rows": rows, "rounds": args.rounds, "dtype": args.dtype}))
         return 0
@@ -68,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _engine(args: argparse.Namespace, **more: Any) -> Iterator[Any]:
+def _engine(args: argparse.Namespace) -> Iterator[Any]:
     import sglang
 
     engine = sglang.Engine(
@@ -79,7 +81,6 @@ def _engine(args: argparse.Namespace, **more: Any) -> Iterator[Any]:
         max_running_requests=32,
         sleep_on_idle=True,
         disable_radix_cache=True,
-        **more,
     )
     try:
         yield engine
@@ -122,8 +123,9 @@ def _compare(name: str, ours: Callable[[int], float], theirs: Callable[[int], fl
     return _row(name, pairs)
 
 
-def _verify_row(plain: Any, verifying: Any, tokenizer: Any, rounds: int) -> dict[str, Any]:
+def _verify_row(plain: Any, url: str, tokenizer: Any, rounds: int) -> dict[str, Any]:
     """Compare the time of a verify step of eight tokens with a plain step, both at batch 1."""
+    import httpx
 
     def verify_ms() -> float:
         params = {"temperature": 0, "max_new_tokens": LONG, "ignore_eos": True}
@@ -131,7 +133,8 @@ def _verify_row(plain: Any, verifying: Any, tokenizer: Any, rounds: int) -> dict
         for tokens in (SHORT, LONG):
             params["max_new_tokens"] = tokens
             start = time.perf_counter()
-            answer = verifying.generate(input_ids=_prompts(tokenizer, 1), sampling_params=params)[0]
+            body = {"input_ids": _prompts(tokenizer, 1)[0], "sampling_params": params}
+            answer = httpx.post(f"{url}/generate", json=body, timeout=300).json()
             measured.append((time.perf_counter() - start, answer["meta_info"]["spec_verify_ct"]))
         (short_s, short_steps), (long_s, long_steps) = measured
         return float((long_s - short_s) / (long_steps - short_steps) * 1e3)
