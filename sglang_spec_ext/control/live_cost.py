@@ -8,7 +8,6 @@ size whose time moves is a drift: nothing is learnt from its first steps, and if
 
 from dataclasses import dataclass, field
 from math import exp, inf, isfinite, log, sqrt
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -161,7 +160,7 @@ class LiveCost:
         """Learn nothing from the first steps of a drift; if it lasts, all sizes have shifted alike."""
         self._drift.append(error)
         if len(self._drift) == SURPRISE_STEPS:
-            self.common += median(self._drift)
+            self.common += sorted(self._drift)[SURPRISE_STEPS // 2]
             self.shifts += 1
             self.surprise = 0.0
             self._drift.clear()
