@@ -17,6 +17,16 @@ def _window(req_to_token: torch.Tensor, rows: torch.Tensor, start: torch.Tensor,
     return req_to_token[rows.long()[:, None], positions].long()
 
 
+def _ragged_entries(
+    rows: torch.Tensor, start: torch.Tensor, lens: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (row, column) [sum(lens)] int64 of `lens[i]` positions from `start[i]` on in row `rows[i]`."""
+    row = torch.repeat_interleave(rows.long(), lens)
+    first = torch.repeat_interleave(start.long(), lens)
+    offset = torch.arange(row.numel()) - torch.repeat_interleave(torch.cumsum(lens, 0) - lens, lens)
+    return row, first + offset
+
+
 def assign_req_to_token(
     req_pool_indices: torch.Tensor,
     req_to_token: torch.Tensor,
@@ -27,10 +37,8 @@ def assign_req_to_token(
 ) -> None:
     """Write each request's new slots to its row: `req_to_token[row, start:end] = out_cache_loc[...]`, in place."""
     lens = (end_offset - start_offset)[:batch_size].long()
-    row = torch.repeat_interleave(req_pool_indices[:batch_size].long(), lens)
-    first = torch.repeat_interleave(start_offset[:batch_size].long(), lens)
-    offset = torch.arange(row.numel()) - torch.repeat_interleave(torch.cumsum(lens, 0) - lens, lens)
-    req_to_token[row, first + offset] = out_cache_loc[: row.numel()].to(req_to_token.dtype)
+    row, column = _ragged_entries(req_pool_indices[:batch_size], start_offset[:batch_size], lens)
+    req_to_token[row, column] = out_cache_loc[: row.numel()].to(req_to_token.dtype)
 
 
 def extend_cache_locs(
@@ -50,10 +58,8 @@ def extend_cache_locs(
     lens = (end_offset - start_offset)[:batch_size].long()
     if bool((lens == draft_token_num).all()):
         return _window(req_to_token, req_pool_indices[:batch_size], start_offset, draft_token_num).reshape(-1)
-    row = torch.repeat_interleave(req_pool_indices[:batch_size].long(), lens)
-    first = torch.repeat_interleave(start_offset[:batch_size].long(), lens)
-    offset = torch.arange(row.numel()) - torch.repeat_interleave(torch.cumsum(lens, 0) - lens, lens)
-    return req_to_token[row, first + offset].long()
+    row, column = _ragged_entries(req_pool_indices[:batch_size], start_offset[:batch_size], lens)
+    return req_to_token[row, column].long()
 
 
 def draft_cache_locs(
