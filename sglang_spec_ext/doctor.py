@@ -11,7 +11,8 @@ import sys
 from dataclasses import dataclass
 
 from sglang_spec_ext.cpu import selection
-from sglang_spec_ext.hooks import HOOKS, Hook, split_target
+from sglang_spec_ext.hook import Hook, split_target
+from sglang_spec_ext.hooks import HOOKS
 from sglang_spec_ext.plugin import SUPPORTED_SGLANG
 
 ENTRY_POINTS = {"sglang.srt.plugins": "spec_ext", "sglang.srt.platforms": "spec_ext_cpu"}

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from sglang_spec_ext.errors import Fatal
-from sglang_spec_ext.hooks import Hook, split_target
+from sglang_spec_ext.hook import Hook, split_target
 
 
 def install(hooks: Iterable[Hook]) -> None:

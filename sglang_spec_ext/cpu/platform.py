@@ -1,6 +1,6 @@
 """The platform class that SGLang uses for `SGLANG_PLATFORM=spec_ext_cpu`.
 
-Interface: `sglang/srt/platforms/interface.py`. The rest of the platform is hooks (`sglang_spec_ext/hooks.py`).
+Interface: `sglang/srt/platforms/interface.py`. The rest of the platform is hooks (`sglang_spec_ext/hooks_cpu.py`).
 """
 
 from collections.abc import Callable

@@ -5,7 +5,8 @@ import pytest
 sglang = pytest.importorskip("sglang")
 
 from sglang_spec_ext import doctor  # noqa: E402
-from sglang_spec_ext.hooks import ACTIVE_HOOKS, HOOKS, Hook, split_target  # noqa: E402
+from sglang_spec_ext.hook import Hook, split_target  # noqa: E402
+from sglang_spec_ext.hooks import ACTIVE_HOOKS, HOOKS  # noqa: E402
 
 
 @pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook.target.removeprefix("sglang."))

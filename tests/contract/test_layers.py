@@ -12,17 +12,19 @@ ALLOWED = {
     "__init__": {"config", "engine", "runtime"},
     "errors": set(),
     "records": set(),
-    "hooks": set(),
+    "hook": set(),
+    "hooks": {"hook", "hooks_cpu"},
+    "hooks_cpu": {"hook"},
     "config": {"errors"},
     "flags": {"config", "errors"},
-    "hook_install": {"hooks", "errors"},
+    "hook_install": {"hook", "errors"},
     "draft_check": {"errors", "models"},
     "testing": set(),
     "launch": {"cpu", "flags", "config", "errors", "hook_install", "hooks", "__init__"},
     "scratch": set(),
     "plugin": {"scratch", "errors", "flags", "cpu", "hook_install", "hooks"},
     "engine": {"flags", "launch", "config"},
-    "doctor": {"hooks", "hook_install", "cpu", "plugin", "models"},
+    "doctor": {"hook", "hooks", "hook_install", "cpu", "plugin", "models"},
     "cli": {"commands"},
     "control": {"records", "errors"},
     "kernels": set(),
@@ -38,7 +40,7 @@ ALLOWED = {
                  "testing", "cpu", "engine", "__init__"},
 }
 # parts that must import without torch and without SGLang, even lazily
-PURE = ("control", "records", "errors", "hooks", "config", "flags")
+PURE = ("control", "records", "errors", "hook", "hooks", "hooks_cpu", "config", "flags")
 
 
 def modules() -> dict[Path, str]:
