@@ -14,6 +14,8 @@ from sglang_spec_ext.errors import SpecExtError
 
 Mode = Literal["off", "shadow", "adaptive"]
 Verify = Literal["uniform", "ragged"]
+PdTransport = Literal["aux", "sidecar", "off"]
+PdMismatch = Literal["degrade", "refuse"]
 
 # Runtime control, over SGLang's internal-state routes
 STATE_KEY = "spec_ext"  # in each internal state of /server_info
@@ -68,6 +70,34 @@ class SpecExtConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     profile_context: Annotated[
         int, Meta(description="Tokens of context at which the profile is measured.", ge=1, le=1048576)
     ] = 256
+    pd_transport: Annotated[
+        PdTransport,
+        Meta(
+            description="How draft records travel from a prefill to a decode server. aux: with SGLang's own metadata; "
+            "sidecar: over ZeroMQ; off: not at all."
+        ),
+    ] = "aux"
+    pd_mismatch: Annotated[
+        PdMismatch,
+        Meta(
+            description="A prefill server that runs another draft or layout. degrade: its requests start without "
+            "records; refuse: they fail at once."
+        ),
+    ] = "degrade"
+    pd_key_file: Annotated[
+        str,
+        Meta(
+            description="none, or a file of mode 0600 with the key that signs sidecar messages, equal on all servers.",
+            min_length=1,
+        ),
+    ] = "none"
+
+    def __post_init__(self) -> None:
+        if self.pd_key_file != "none" and self.pd_transport == "aux":
+            raise ValueError(
+                f"pd_key_file {self.pd_key_file} signs sidecar messages, and pd_transport is aux; "
+                "use sidecar, or leave the key out"
+            )
 
     def to_json(self) -> str:
         """Return the record as one JSON object, as carried in the environment."""

@@ -18,5 +18,12 @@ def Engine(*, spec_ext: SpecExtConfig | None = None, **kwargs: Any) -> Any:  # n
         with flags.exported(None):
             return sglang.Engine(**kwargs)
     with flags.exported(chosen):
-        launch.activate(chosen)
+        launch.activate(chosen, disaggregation_mode=_disaggregation_mode(kwargs))
         return sglang.Engine(**kwargs)
+
+
+def _disaggregation_mode(kwargs: dict[str, Any]) -> str:
+    """Return the mode that `sglang.Engine(**kwargs)` will run in."""
+    given = kwargs.get("server_args")
+    mode: str = given.disaggregation_mode if given is not None else kwargs.get("disaggregation_mode", "null")
+    return mode

@@ -6,12 +6,12 @@ from functools import cache
 from typing import Any, Literal
 
 Kind = Literal["before", "after", "around", "replace", "assign", "module"]
-When = Literal["flags", "active", "cpu", "draft", "launcher"]
+When = Literal["flags", "active", "pd", "cpu", "draft", "launcher"]
 
 
 @dataclass(frozen=True)
 class Hook:
-    """One row of the tables in `hooks.py` and `hooks_cpu.py`."""
+    """One row of the tables in `hooks.py`, `hooks_cpu.py` and `disagg/seams.py`."""
 
     target: str  # dotted path of the symbol in SGLang
     kind: Kind

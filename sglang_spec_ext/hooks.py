@@ -3,8 +3,9 @@
 `when` says in which case a row is installed:
 - `flags`: the command line may hold `--spec-ext-*` flags;
 - `active`: shadow or adaptive mode was asked for;
+- `pd`: the same, on a prefill or decode server whose records travel;
 - `cpu`: the CPU reference platform was selected;
-- `draft`: either of the last two;
+- `draft`: `active` or `cpu`;
 - `launcher`: the same, in a server's command-line process.
 
 `kind` is SGLang's own (before, after, around, replace: `sglang/srt/plugins/hook_registry.py`) or one of two more:
@@ -13,6 +14,7 @@
 `params` are the parameter names that our side relies on; `spec-ext doctor` and a test check each row.
 """
 
+from sglang_spec_ext.disagg.seams import CPU_SEAMS, SEAMS
 from sglang_spec_ext.hook import Hook
 from sglang_spec_ext.hooks_cpu import CPU_HOOKS
 
@@ -125,4 +127,8 @@ ACTIVE_HOOKS = (
     ),
 )
 
-HOOKS: tuple[Hook, ...] = (*FLAG_HOOKS, *DRAFT_HOOKS, *LAUNCHER_HOOKS, *ACTIVE_HOOKS, *CPU_HOOKS)
+PD_HOOKS = SEAMS
+
+HOOKS: tuple[Hook, ...] = (
+    *FLAG_HOOKS, *DRAFT_HOOKS, *LAUNCHER_HOOKS, *ACTIVE_HOOKS, *PD_HOOKS, *CPU_HOOKS, *CPU_SEAMS
+)  # fmt: skip

@@ -5,6 +5,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from sglang_spec_ext import __version__, flags
 from sglang_spec_ext.config import SpecExtConfig
 from sglang_spec_ext.cpu import selection
@@ -26,18 +28,26 @@ def take_flags(original: Callable[[type, argparse.Namespace], Any], cls: type, a
     """Around `ServerArgs.from_cli_args`: export our values for the child processes."""
     chosen = flags.take(args)
     if chosen is not None and chosen.mode != "off":
-        activate(chosen)
+        activate(chosen, disaggregation_mode=args.disaggregation_mode)
     return original(cls, args)
 
 
-def activate(chosen: SpecExtConfig) -> None:
-    """Export the configuration and install the hooks of an active extension in this process."""
+def activate(chosen: SpecExtConfig, *, disaggregation_mode: str) -> None:
+    """Export the configuration and install the hooks of an active extension in this process.
+
+    `disaggregation_mode` is SGLang's: null, prefill or decode. With null no record can travel, and none of the
+    hooks for it are installed in any process.
+    """
     from sglang_spec_ext.hook_install import install
-    from sglang_spec_ext.hooks import ACTIVE_HOOKS, DRAFT_HOOKS
+    from sglang_spec_ext.hooks import ACTIVE_HOOKS, DRAFT_HOOKS, PD_HOOKS
 
     _require_a_platform()
+    if disaggregation_mode == "null":
+        chosen = msgspec.structs.replace(chosen, pd_transport="off")
     flags.export(chosen)
     install((*DRAFT_HOOKS, *ACTIVE_HOOKS))
+    if chosen.pd_transport != "off":
+        install(PD_HOOKS)
 
 
 def _require_a_platform() -> None:

@@ -17,7 +17,12 @@ def register() -> None:
     from sglang_spec_ext import flags
     from sglang_spec_ext.cpu import selection
 
-    wanted = _wanted(on_cpu=selection.selected(), active=flags.active_config() is not None)
+    chosen = flags.active_config()
+    wanted = _wanted(
+        on_cpu=selection.selected(),
+        active=chosen is not None,
+        records=chosen is not None and chosen.pd_transport != "off",
+    )
     if not wanted:
         return
     errors.show_plainly()
@@ -39,12 +44,14 @@ def register() -> None:
     install(hook for hook in HOOKS if hook.when in wanted)
 
 
-def _wanted(*, on_cpu: bool, active: bool) -> set[str]:
+def _wanted(*, on_cpu: bool, active: bool, records: bool) -> set[str]:
     wanted = set()
     if on_cpu:
         wanted |= {"cpu", "draft"}
     if active:
         wanted |= {"active", "draft"}
+    if records:
+        wanted.add("pd")
     if _may_hold_flags(sys.argv[1:]):
         wanted.add("flags")
     if wanted and scratch.is_launcher():

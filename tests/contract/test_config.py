@@ -39,6 +39,8 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
         ('{"mode": "sometimes"}', "$.mode"),
         ('{"mode": ', "--spec-ext-config"),
         ("[]", "object"),
+        ('{"pd_key_file": "k"}', "use sidecar"),
+        ('{"pd_transport": "carrier-pigeon"}', "$.pd_transport"),
     ],
 )
 def test_a_bad_file_is_refused_by_name(tmp_path: Path, content: str, names: str) -> None:
