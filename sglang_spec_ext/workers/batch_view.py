@@ -7,6 +7,8 @@ import numpy as np
 
 from sglang_spec_ext.records import BoolArray, IntArray, RequestClass
 
+CONTEXT_STEPS = 32
+
 # Above this temperature acceptance is far from that of greedy requests, so it is estimated apart.
 HOT_TEMPERATURE = 0.5
 
@@ -30,20 +32,32 @@ def request_class(req: Any) -> RequestClass:
     return RequestClass.PLAIN
 
 
-def classes_of(reqs: Sequence[Any]) -> IntArray | None:
-    """Return the classes [R] of requests; None when all are plain."""
-    found = [request_class(req) for req in reqs]
-    return np.array(found, np.int64) if any(found) else None
-
-
-def ids_of(reqs: Sequence[Any]) -> IntArray:
-    """Return numbers [R] that stay with a request; only compared within this process."""
-    return np.array([hash(req.rid) for req in reqs], np.int64)
-
-
 def alive(reqs: Sequence[Any]) -> BoolArray:
     """Return which requests [R] still decode: neither finished nor retracted."""
     return np.array([not (req.finished() or req.is_retracted) for req in reqs], np.bool_)
+
+
+class BatchView:
+    """Arrays of the batch of this step; they are kept while the same requests come back, as they mostly do."""
+
+    def __init__(self) -> None:
+        self.reqs: list[Any] = []
+        self.classes: IntArray | None = None  # [R] RequestClass; None: all plain
+        self.request_ids: IntArray = np.empty(0, np.int64)  # [R], only compared within this process
+        self.context_len = 0  # mean tokens of context, renewed every CONTEXT_STEPS steps
+        self._age = 0
+
+    def look(self, batch: Any) -> None:
+        """Take in the batch of a step."""
+        if batch.reqs != self.reqs:
+            self.reqs = list(batch.reqs)
+            found = [request_class(req) for req in self.reqs]
+            self.classes = np.array(found, np.int64) if any(found) else None
+            self.request_ids = np.array([hash(req.rid) for req in self.reqs], np.int64)
+            self._age = 0
+        if not self._age % CONTEXT_STEPS:
+            self.context_len = mean_context(batch)
+        self._age += 1
 
 
 def mean_context(batch: Any) -> int:

@@ -113,5 +113,6 @@ class DSparkSteps(SpecExtWorker):
         """See SpecExtWorker."""
         step.verified = self._verify_planner.verified
         confidence = self._proposer.confidence
-        if confidence is not None:
+        assert self.spec_ext_config is not None
+        if confidence is not None and self.spec_ext_config.verify == "ragged":
             step.confidences = confidence.detach().to("cpu", non_blocking=True)

@@ -10,7 +10,7 @@ from sglang_spec_ext.control.agreement import vote
 from sglang_spec_ext.control.controller import Controller
 from sglang_spec_ext.control.cost import ContextBucket, CostTable
 from sglang_spec_ext.control.curve import Curve
-from sglang_spec_ext.control.settings import ControllerSettings
+from sglang_spec_ext.control.settings import ControllerSettings, Verify
 from sglang_spec_ext.metrics import NoMetrics
 from sglang_spec_ext.records import Decision, Mode, Reason, RequestClass, StepObservation
 from sglang_spec_ext.workers.loop import AdaptiveLoop
@@ -83,8 +83,32 @@ def test_results_that_come_late_belong_to_the_oldest_step_without_them() -> None
     loop.resolve([2, 1])
     loop.resolve([0, 3])
     run(loop, batch)
+    loop.deliver()
     assert [list(seen.accepted) for seen in loop.metrics.observations] == [[2, 1], [0, 3]]
     assert [seen.step for seen in loop.metrics.observations] == [0, 1]
+
+
+def test_the_controller_learns_from_some_steps_at_once_unless_a_budget_needs_the_latest() -> None:
+    for verify, steps in ((Verify.UNIFORM, [0, 0, 0, 0, 4]), (Verify.RAGGED, [0, 1, 2, 3, 4])):
+        loop, batch = loop_of(verify=verify), batch_of(Request("a"))
+        seen = []
+        for _ in range(5):
+            run(loop, batch)
+            loop.resolve([0])
+            seen.append(len(loop.metrics.observations))
+        assert seen == steps
+
+
+def test_in_mode_off_nothing_is_observed_and_results_still_find_their_step() -> None:
+    loop, batch = loop_of(), batch_of(Request("a"))
+    for mode in (Mode.OFF, Mode.ADAPTIVE, Mode.OFF):
+        loop.controller.set_mode(mode)
+        assert run(loop, batch).k == 3
+    for accepted in (3, 1, 2):
+        loop.resolve([accepted])
+    loop.deliver()
+    assert [(seen.step, list(seen.accepted)) for seen in loop.metrics.observations] == [(1, [1])]
+    assert loop.unmatched == 0
 
 
 def test_rows_that_ended_meanwhile_are_no_samples() -> None:
@@ -93,6 +117,7 @@ def test_rows_that_ended_meanwhile_are_no_samples() -> None:
     gone.ended = True
     loop.resolve([3, 3, 0])
     run(loop, batch_of(Request("a"), Request("c")))
+    loop.deliver()
     assert loop.metrics.observations[0].valid.tolist() == [True, False, True]
     assert loop.controller.acceptance.samples == 2
     assert loop.controller.acceptance.dropped == 1
@@ -103,6 +128,7 @@ def test_a_result_of_another_size_is_counted_and_never_believed() -> None:
     run(loop, batch_of(Request("a"), Request("b")))
     loop.resolve([1])
     run(loop, batch_of(Request("a")))
+    loop.deliver()
     assert loop.unmatched == 1
     assert not loop.metrics.observations
 
@@ -115,6 +141,7 @@ def test_a_step_is_timed_to_the_next_one_unless_something_came_between() -> None
         if interrupted:
             loop.interrupt()
     run(loop, batch)
+    loop.deliver()
     seconds = [seen.step_s for seen in loop.metrics.observations]
     assert seconds[1] is None
     assert seconds[0] is not None
@@ -129,6 +156,7 @@ def test_drafting_is_told_apart_from_the_rest_of_the_step() -> None:
     loop.end(step)  # 4
     loop.resolve([0])
     run(loop, batch)
+    loop.deliver()
     seen = loop.metrics.observations[0]
     assert (seen.draft_s, seen.verify_s) == pytest.approx((0.001, 0.002))
 
