@@ -2,8 +2,9 @@
 SHELL := /bin/bash
 ENV = $(shell ./launch_scripts/create_env.sh --print)
 PYTHON = $(ENV)/bin/python
-# which tests: make test TESTS=tests/control
+# which tests: make test TESTS=tests/control; WORKERS=0 runs them one by one
 TESTS ?= tests
+WORKERS ?= 2
 
 .PHONY: install env-path models demo check test bench clean
 
@@ -25,7 +26,7 @@ check: install
 	$(PYTHON) -m mypy sglang_spec_ext/control sglang_spec_ext/config.py sglang_spec_ext/flags.py sglang_spec_ext/records.py
 
 test: check models
-	$(PYTHON) -P -m pytest $(TESTS)
+	$(PYTHON) -P -m pytest -n $(WORKERS) --dist loadgroup --durations=40 $(TESTS)
 
 clean:
 	rm -rf .venv build dist *.egg-info

@@ -122,13 +122,14 @@ def from_values(values: dict[str, Any], *, source: str) -> SpecExtConfig:
 
 def read_file(path: str | Path) -> dict[str, Any]:
     """Read and validate a JSON configuration file; return the fields that it sets."""
-    path = Path(path)
+    source = f"--spec-ext-config {path}"
     try:
-        text = path.read_text(encoding="utf-8")
+        values: dict[str, Any] = msgspec.json.decode(Path(path).read_bytes())
     except OSError as error:
-        raise ConfigError(f"--spec-ext-config {path}: cannot be read ({error.strerror}); give a JSON file") from error
-    from_json(text, source=f"--spec-ext-config {path}")
-    values: dict[str, Any] = msgspec.json.decode(text)
+        raise ConfigError(f"{source}: cannot be read ({error.strerror}); give a JSON file") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{source}: {error}; give a JSON object") from error
+    from_values(values, source=source)
     return values
 
 

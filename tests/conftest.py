@@ -1,10 +1,29 @@
-"""Fixtures for every test: seeds, and the cached checkpoints."""
+"""For every test: seeds, the cached checkpoints, and which tests share a worker."""
 
 import random
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+SHARED_SERVERS = ("served", "adaptive")  # session fixtures, each parameter of which is one running server
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep tests of one server in one worker (`-n 2 --dist loadgroup`), and those of a file that start none."""
+    for item in items:
+        if (group := _group(item)) is not None:
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
+def _group(item: pytest.Item) -> str | None:
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    for fixture in SHARED_SERVERS:
+        if fixture in parameters:
+            return f"{fixture}-{parameters[fixture].name}"
+    starts_its_own = item.get_closest_marker("engine") is not None
+    return None if starts_its_own else str(item.path)
 
 
 @pytest.fixture(autouse=True)
