@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 
 MAX_ACCEPT_LEN = 64  # accept lengths beyond it share the last bucket
+LABEL = "label"  # metadata: what the keys of a labelled counter are
 
 
 @dataclass
@@ -17,26 +18,25 @@ class PdCounters:
 
     records_sent: int = 0
     records_received: int = 0
-    # by the field that was refused, RecordError.field
-    records_refused: Counter[str] = field(default_factory=Counter)
-    # by reason: absent (row never written), cold_peer, not_packed, lost (sidecar)
-    records_missing: Counter[str] = field(default_factory=Counter)
+    # RecordError.field
+    records_refused: Counter[str] = field(default_factory=Counter, metadata={LABEL: "field"})
+    # absent (row never written), cold_peer, not_packed, lost (sidecar), rebootstrap, peer_rank
+    records_missing: Counter[str] = field(default_factory=Counter, metadata={LABEL: "reason"})
     records_stale: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
     pack_seconds: float = 0.0
     unpack_seconds: float = 0.0
     transfer_seconds: float = 0.0
-    # by standing: warm, cold, refused; one count per prefill server seen
-    peers: Counter[str] = field(default_factory=Counter)
-    # by Mismatch.field, one count per prefill server seen
-    peer_mismatches: Counter[str] = field(default_factory=Counter)
+    # one count for each prefill server seen: warm, cold, refused; and Mismatch.field
+    peers: Counter[str] = field(default_factory=Counter, metadata={LABEL: "standing"})
+    peer_mismatches: Counter[str] = field(default_factory=Counter, metadata={LABEL: "field"})
     requests_refused: int = 0
-    # by accept length with bonus of a request's first decode step, warm and cold apart
-    first_accept_len_with_bonus_warm: Counter[str] = field(default_factory=Counter)
-    first_accept_len_with_bonus_cold: Counter[str] = field(default_factory=Counter)
-    # by kind: late, duplicate, forged, oversized, malformed, dropped, unroutable
-    sidecar_messages: Counter[str] = field(default_factory=Counter)
+    # of a request's first decode step, warm and cold apart
+    first_accept_len_with_bonus_warm: Counter[str] = field(default_factory=Counter, metadata={LABEL: "length"})
+    first_accept_len_with_bonus_cold: Counter[str] = field(default_factory=Counter, metadata={LABEL: "length"})
+    # late, duplicate, forged, oversized, malformed, dropped, unroutable
+    sidecar_messages: Counter[str] = field(default_factory=Counter, metadata={LABEL: "kind"})
 
     def note_first_step(self, accept_len_with_bonus: int, *, warm: bool) -> None:
         """Record the accept length (bonus included) of a request's first decode step."""

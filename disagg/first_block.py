@@ -8,9 +8,11 @@ counts as drafted with probability one, so sampled requests stay exact too (as S
 speculative/dspark_components/{dspark_worker_v2,dspark_draft,dspark_planner}.py.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 from sglang_spec_ext.disagg.builders import FirstBlocks
 from sglang_spec_ext.disagg.seam_setup import records_wanted
 from sglang_spec_ext.disagg.session import current_session
@@ -44,7 +46,7 @@ def after_forward_prefill(result: Any, worker: Any, batch: Any, *_args: Any, **_
         return
     if worker._draft_is_moe or worker._proposer.deferred_commit is not None or batch.seq_lens_cpu is None:
         return
-    slots = _BorrowedSlots.take(batch, worker.verify_num_draft_tokens)
+    slots = BorrowedSlots.take(batch, worker.verify_num_draft_tokens)
     if slots is None:
         return
     try:
@@ -82,7 +84,7 @@ def _propose(worker: Any, batch: Any, draft_input: Any) -> Any:
         )
 
 
-class _BorrowedSlots:
+class BorrowedSlots:
     """K/V slots for the `width` positions after each sequence, for the time of one draft pass."""
 
     def __init__(self, batch: Any, borrowed: "torch.Tensor", rows: list[int], seq_lens: list[int], width: int) -> None:
@@ -90,7 +92,7 @@ class _BorrowedSlots:
         self._seq_lens, self._width = seq_lens, width
 
     @classmethod
-    def take(cls, batch: Any, width: int) -> "_BorrowedSlots | None":
+    def take(cls, batch: Any, width: int) -> "BorrowedSlots | None":
         """Map the positions of every request, or return None when the pool or a row is too short."""
         import torch
 
@@ -122,14 +124,21 @@ class _BorrowedSlots:
             self._batch.token_to_kv_pool_allocator.free(self._borrowed)
 
 
+def due_blocks(
+    reqs: Sequence[Any], *, num_draft_tokens: int
+) -> dict[int, tuple[NDArray[np.int32], NDArray[np.float32] | None]]:
+    """Return {batch row: (ids [K], confidences [K] or None)} of the requests whose first decode step this is."""
+    # exact for the rows in question: their only output token is the anchor
+    seq_lens = [len(req.origin_input_ids) + len(req.output_ids) - 1 for req in reqs]
+    return FirstBlocks.take(reqs, seq_lens, num_draft_tokens=num_draft_tokens)
+
+
 def around_propose(original: Any, proposer: Any, **arguments: Any) -> Any:
     """AROUND DraftBlockProposer.propose: shipped blocks replace drafted ones, or the whole draft pass."""
     batch, session = arguments["batch"], current_session()
     if session is None or session.role != "decode":
         return original(proposer, **arguments)
-    # exact for the rows in question: their only output token is the anchor
-    seq_lens = [len(req.origin_input_ids) + len(req.output_ids) - 1 for req in batch.reqs]
-    blocks = FirstBlocks.take(batch.reqs, seq_lens, num_draft_tokens=proposer.gamma)
+    blocks = due_blocks(batch.reqs, num_draft_tokens=proposer.gamma)
     if not blocks:
         return original(proposer, **arguments)
     if len(blocks) == len(batch.reqs) and proposer.deferred_commit is None and not proposer._dp_moe_sync:

@@ -134,3 +134,4 @@ def after_resolve_tokens(_tokens: Any, _processor: Any, result: Any, batch: Any)
         warm = req.__dict__.pop("spec_ext_first_step", None)
         if warm is not None:
             session.counters.note_first_step(int(result.accept_lens[row]), warm=warm)
+            session.counted()

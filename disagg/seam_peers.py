@@ -10,6 +10,8 @@ from sglang_spec_ext.disagg.handshake import PeerVerdict, Standing
 from sglang_spec_ext.disagg.refusal import refuse
 from sglang_spec_ext.disagg.session import PdSession, current_session
 
+from sglang_spec_ext.errors import Fatal
+
 logger = logging.getLogger("sglang.spec_ext.disagg")
 
 PUBLISH_ATTEMPTS = 8
@@ -51,7 +53,7 @@ def _publish(session: PdSession, manager: Any) -> None:
             peers.publish_answer(url, rank, session.answer())
         except peers.PeerUnavailableError as error:
             if attempt == PUBLISH_ATTEMPTS - 1:
-                raise SystemExit(f"spec-ext: the bootstrap server does not take our capability: {error}") from error
+                raise Fatal(f"the bootstrap server does not take our capability: {error}") from error
             time.sleep(PUBLISH_DELAY_S * 2**attempt)
         else:
             return
@@ -90,6 +92,7 @@ def around_receiver_init(original: Any, receiver: Any, prefill_dp_rank: int) -> 
         return
     if verdict.standing is Standing.REFUSED:
         session.counters.requests_refused += 1
+        session.counted()
         refuse(receiver, verdict.message)
     elif verdict.standing is Standing.WARM and session.subscriber is not None:
         endpoint = _sidecar_endpoint(receiver)

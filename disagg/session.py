@@ -36,7 +36,7 @@ from sglang_spec_ext.disagg.record import (
     is_blank,
     prompt_crc,
 )
-from sglang_spec_ext.disagg.sidecar import SidecarPublisher, SidecarSubscriber, read_key_file
+from sglang_spec_ext.disagg.sidecar import SidecarPublisher, SidecarSubscriber
 from sglang_spec_ext.disagg.slots import GENERATION_LIMIT
 
 logger = logging.getLogger("sglang.spec_ext.disagg")
@@ -44,18 +44,19 @@ logger = logging.getLogger("sglang.spec_ext.disagg")
 REMEMBERED_ROOMS = 4096
 REMEMBERED_PEERS = 256
 Role = Literal["prefill", "decode"]
+Arrays = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PdOptions:
     """What the operator chose.
 
-    `late_grace_s`: how long a finished KV transfer waits for its sidecar record.
+    `key` signs sidecar messages; `late_grace_s`: how long a finished KV transfer waits for its sidecar record.
     """
 
     transport: Literal["aux", "sidecar"] = "aux"
     policy: MismatchPolicy = MismatchPolicy.DEGRADE
-    key_file: str | None = None
+    key: bytes | None = None
     late_grace_s: float = 0.05
 
 
@@ -94,7 +95,8 @@ def handed_request(req: Any, anchor_token: int) -> HandedRequest:
 class PdSession:
     """See the module. One thread (the scheduler's) owns a session.
 
-    `controller_state` is asked on prefill for each record; `absorb` is told on decode of each accepted one.
+    `controller_state` is asked on prefill for each record and given its arrays; `absorb` is told on decode of each
+    accepted one. `counted` is called when a request has been counted.
     """
 
     def __init__(
@@ -102,14 +104,14 @@ class PdSession:
     ) -> None:
         self.capability, self.role, self.options, self.counters = capability, role, options, counters
         self.codec = RecordCodec(capability.schema())
-        self.controller_state: Callable[[], ControllerState] = ControllerState
+        self.controller_state: Callable[[Arrays], ControllerState] = lambda _arrays: ControllerState()
         self.absorb: Callable[[DraftRecord], None] = lambda _record: None
+        self.counted: Callable[[], None] = lambda: None
         self.stock_rows: StockRows | None = None
         self.publisher: SidecarPublisher | None = None
         self.subscriber: SidecarSubscriber | None = None
         self.rows: AuxRows | None = None
         self.peers: OrderedDict[str, dict[str, object]] = OrderedDict()
-        self._key = read_key_file(options.key_file) if options.key_file is not None else None
         self._scratch = np.zeros(self.codec.row_bytes, np.uint8)
         # random, so that a restarted server's rows differ from its predecessor's
         self._generation = secrets.randbelow(GENERATION_LIMIT - 1) + 1
@@ -120,12 +122,14 @@ class PdSession:
             self.rows = AuxRows(num_slots, self.codec.row_bytes, spare_row_bytes=spare)
         elif role == "decode":
             self.subscriber = SidecarSubscriber(
-                row_bytes=self.codec.row_bytes, counters=counters, key=self._key, capacity=num_slots
+                row_bytes=self.codec.row_bytes, counters=counters, key=options.key, capacity=num_slots
             )
 
     def open_publisher(self, host: str) -> None:
         """Start prefill's sidecar on `host` and name its endpoint in the capability."""
-        self.publisher = SidecarPublisher(host, row_bytes=self.codec.row_bytes, counters=self.counters, key=self._key)
+        self.publisher = SidecarPublisher(
+            host, row_bytes=self.codec.row_bytes, counters=self.counters, key=self.options.key
+        )
         self.capability = msgspec.structs.replace(self.capability, sidecar_endpoint=self.publisher.endpoint)
 
     def answer(self) -> bytes:
@@ -154,7 +158,7 @@ class PdSession:
             self.peers.popitem(last=False)
         return verdict
 
-    def pack(self, slot: int, request: HandedRequest, arrays: Mapping[str, NDArray[Any]]) -> bool:
+    def pack(self, slot: int, request: HandedRequest, arrays: Arrays) -> bool:
         """Write the request's record to its slot, or offer it to the sidecar; False if it does not fit.
 
         `arrays` are the array fields of DraftRecord that the algorithm supplies, by name.
@@ -162,7 +166,7 @@ class PdSession:
         started = time.perf_counter()
         row = self.rows.row(slot) if self.rows is not None else self._scratch
         self._generation = self._generation % (GENERATION_LIMIT - 1) + 1
-        state = self.controller_state()
+        state = self.controller_state(arrays)
         try:
             record = DraftRecord(
                 bootstrap_room=request.bootstrap_room,
@@ -185,6 +189,7 @@ class PdSession:
         self.counters.records_sent += 1
         self.counters.bytes_sent += self.codec.row_bytes
         self.counters.pack_seconds += time.perf_counter() - started
+        self.counted()
         return True
 
     def clear(self, slot: int) -> None:

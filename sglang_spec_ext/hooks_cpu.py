@@ -55,7 +55,7 @@ CPU_HOOKS = (
     Hook(
         "sglang.srt.arg_groups.platform_hook.handle_cpu_backends",
         "around",
-        "sglang_spec_ext.cpu.arguments:choose_attention_backend",
+        "sglang_spec_ext.cpu.arguments:choose_backends",
         "cpu",
         "chooses a back end that needs kernels built for the CPU",
         "SGLang asks an out-of-tree CPU platform for its default back end",

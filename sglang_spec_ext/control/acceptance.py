@@ -60,7 +60,7 @@ class ClassAcceptance:
         self.short_hits = [0.0] * self.max_k
         self.ratios = [1.0] * self.max_k
 
-    def observe(self, rows: int, reached: list[int], accepted: list[int]) -> None:
+    def observe(self, rows: int, reached: Sequence[float], accepted: Sequence[float]) -> None:
         """Add `rows` requests: how many reached (and had verified) each position, how many accepted it."""
         self._rates = self._expected = None
         keep, keep_short, keep_stale = _kept(rows)

@@ -26,12 +26,15 @@ def register_attention_backend() -> None:
         return TorchSpecAttention(runner)
 
 
-def choose_attention_backend(original: Callable[[Any], None], server_args: Any) -> None:
-    """Default to `torch_spec` before upstream's CPU default, which needs a kernel library built for the CPU."""
+def choose_backends(original: Callable[[Any], None], server_args: Any) -> None:
+    """Default to what runs here before upstream's CPU defaults, of which attention needs a kernel library."""
     from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 
-    if resolving_view(server_args).attention_backend is None:
+    view = resolving_view(server_args)
+    if view.attention_backend is None:
         declare_resolution(server_args, "spec_ext_cpu", attention_backend=ATTENTION_BACKEND)
+    if view.disaggregation_decode_retraction_backup is None:  # upstream's choice pins memory through CUDA
+        declare_resolution(server_args, "spec_ext_cpu", disaggregation_decode_retraction_backup="cpu_tensor")
     original(server_args)
 
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
+
 from sglang_spec_ext import flags
 from sglang_spec_ext.workers.dflash_draft import BlockDraftRunner, TimedRunner
 from sglang_spec_ext.workers.extended import RECURRENT, SIMULATED, NotServedError, SpecExtWorker
@@ -31,6 +33,7 @@ class DFlashSteps(SpecExtWorker):
     """Mixed in before SGLang's DFlashWorkerV2."""
 
     _swaps: dict[int, Swap]
+    _first_blocks: Any = None  # FirstBlockRunner, on servers whose records travel
     draft_model_runner: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -44,7 +47,12 @@ class DFlashSteps(SpecExtWorker):
             )
         loop = self.spec_ext_start(chosen)
         self._swaps = {}
-        self.draft_model_runner = TimedRunner(self.draft_model_runner, loop)
+        runner = self.draft_model_runner
+        if chosen.pd_transport != "off":
+            from sglang_spec_ext.workers.dflash_first_block import FirstBlockRunner
+
+            runner = self._first_blocks = FirstBlockRunner(runner, self)
+        self.draft_model_runner = TimedRunner(runner, loop)
 
     def spec_ext_max_k(self) -> int:
         """See SpecExtWorker."""
@@ -72,6 +80,8 @@ class DFlashSteps(SpecExtWorker):
     def spec_ext_shape(self, step: Step) -> AbstractContextManager[None]:
         """See SpecExtWorker."""
         k = step.decision.k
+        if self._first_blocks is not None:
+            self._first_blocks.expect(step.reqs, num_draft_tokens=self.spec_ext_max_k())
         if k == self.spec_ext_max_k():
             return nullcontext()
         if k not in self._swaps:
@@ -99,7 +109,18 @@ class DFlashSteps(SpecExtWorker):
         loop = self.spec_ext
         if loop is None:
             return super()._greedy_sample_from_vocab_parallel_head(**kwargs)  # type: ignore[misc]
-        start = loop.clock.now()
+        start, shipped = loop.clock.now(), self._first_blocks
+        if shipped is not None and shipped.all_shipped:
+            return shipped.replace(kwargs["hidden_states"].new_empty(len(kwargs["hidden_states"]), dtype=torch.int64))
         tokens = super()._greedy_sample_from_vocab_parallel_head(**kwargs)  # type: ignore[misc]
+        if shipped is not None:
+            tokens = shipped.replace(tokens)
         loop.draft_watch.add(start)
         return tokens
+
+    def forward_batch_generation(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run a batch; on a prefill server, draft the block that decode verifies first."""
+        result = super().forward_batch_generation(batch, *args, **kwargs)
+        if self._first_blocks is not None and batch.forward_mode.is_extend():
+            self._first_blocks.draft(batch, result.next_draft_input)
+        return result

@@ -49,8 +49,10 @@ class SpecExtWorker:
 
     def spec_ext_unserved(self) -> str | None:
         """Return why this worker can only run its fixed width, or None."""
-        from sglang.srt.runtime_context import get_parallel
+        from sglang.srt.runtime_context import get_disagg, get_parallel
 
+        if get_disagg().disaggregation_mode == "prefill":
+            return "a prefill server runs no decode step"
         if get_parallel().attn_dp_enabled:
             return "attention data parallelism: SGLang sizes the step of all ranks before a width is chosen"
         return next((reason for holds, reason in self.spec_ext_limits() if holds), None)

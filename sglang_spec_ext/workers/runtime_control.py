@@ -16,7 +16,11 @@ def add_state(output: Any, controller: Any, recv_req: Any) -> Any:
     """After `SchedulerInternalStateController.get_internal_state`: add ours."""
     worker = controller.scheduler.draft_worker
     if getattr(worker, "spec_ext", None) is not None:
-        output.internal_state[STATE_KEY] = worker.spec_ext_snapshot()
+        state = output.internal_state[STATE_KEY] = worker.spec_ext_snapshot()
+        if worker.spec_ext_config.pd_transport != "off":
+            from sglang_spec_ext.workers import handoff
+
+            state["pd"] = handoff.snapshot()
     return output
 
 

@@ -35,6 +35,10 @@ def create_worker(original: Callable[..., Any], algorithm: Any, server_args: Any
         os.environ.setdefault(RAGGED_MODE, "compact")
     from sglang_spec_ext.workers.extended import extend
 
+    if chosen.pd_transport != "off":
+        from sglang_spec_ext.workers import handoff
+
+        handoff.ask_for_records(chosen)
     return extend(base)
 
 
@@ -64,3 +68,7 @@ def _switch_metrics_on(scheduler: Any) -> None:
     from sglang_spec_ext.metrics import PrometheusMetrics
 
     loop.metrics = PrometheusMetrics(context.collector.labels)
+    if scheduler.draft_worker.spec_ext_config.pd_transport != "off":
+        from sglang_spec_ext.workers import handoff
+
+        handoff.switch_metrics_on(context.collector.labels)

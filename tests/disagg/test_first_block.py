@@ -64,7 +64,7 @@ def test_borrowed_slots_keep_pages_whole_and_all_come_back(page_size, seq_lens, 
     batch = batch_of(pool, seq_lens)
     table = batch.req_to_token_pool.req_to_token
     before, free_before = table.clone(), sorted(pool.pages)
-    slots = first_block._BorrowedSlots.take(batch, width)
+    slots = first_block.BorrowedSlots.take(batch, width)
     used = []
     for row, length in enumerate(seq_lens, start=1):
         mapped = table[row, : length + width].tolist()
@@ -83,8 +83,8 @@ def test_without_room_nothing_is_taken():
     batch = batch_of(pool, [8, 8])
     before = batch.req_to_token_pool.req_to_token.clone()
     free = list(pool.pages)
-    assert first_block._BorrowedSlots.take(batch, 8) is None
-    assert first_block._BorrowedSlots.take(batch, TABLE_WIDTH) is None
+    assert first_block.BorrowedSlots.take(batch, 8) is None
+    assert first_block.BorrowedSlots.take(batch, TABLE_WIDTH) is None
     assert pool.pages == free
     assert torch.equal(batch.req_to_token_pool.req_to_token, before)
 

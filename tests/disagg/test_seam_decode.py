@@ -29,7 +29,12 @@ def session_of(algorithm, *, topk_entries=2):
     capability = SimpleNamespace(algorithm=algorithm, topk_entries=topk_entries, vocab_size=10)
     absorbed = []
     return SimpleNamespace(
-        capability=capability, counters=PdCounters(), absorb=absorbed.append, absorbed=absorbed, subscriber=None
+        capability=capability,
+        counters=PdCounters(),
+        counted=lambda: None,
+        absorb=absorbed.append,
+        absorbed=absorbed,
+        subscriber=None,
     )
 
 

@@ -51,7 +51,9 @@ def link():
 
 
 def test_what_prefill_packs_decode_collects(link):
-    link.prefill.controller_state = lambda: ControllerState(active_k=3, accept_prior=np.array([0.8, 0.5], np.float32))
+    link.prefill.controller_state = lambda _: ControllerState(
+        active_k=3, accept_prior=np.array([0.8, 0.5], np.float32)
+    )
     assert link.prefill.pack(3, request(11), BLOCK)
     link.move(3, 1)
     record = link.decode.collect(1, request(11), WARM)

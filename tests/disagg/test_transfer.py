@@ -331,11 +331,8 @@ def test_a_hidden_row_of_another_length_lands_in_the_spare_region(processes):
     assert shown["reasons"] == ["hidden_width", "stock_rows[8]"]
 
 
-def test_records_travel_over_the_sidecar_beside_the_kv(processes, tmp_path):
-    key = tmp_path / "key"
-    key.write_bytes(b"0123456789abcdef")
-    key.chmod(0o600)
-    options = {"transport": "sidecar", "key_file": str(key)}
+def test_records_travel_over_the_sidecar_beside_the_kv(processes):
+    options = {"transport": "sidecar", "key": "0123456789abcdef"}
     pair = processes
     pair.start(prefill=options, decode=options)
     for _ in range(12):

@@ -18,7 +18,7 @@ from unittest.mock import MagicMock
 
 ROLE = sys.argv[1]
 SLOTS, HIDDEN, TOPK, VOCAB, KV_SLOTS = 6, 96, 20, 1000, 64
-OPTIONS = {}  # of the scenario at hand: stock, transport, policy, key_file, capability, stock_hidden, topk
+OPTIONS = {}  # of the scenario at hand: stock, transport, policy, key, capability, stock_hidden, topk
 DEADLINE_S = 20.0
 
 
@@ -61,7 +61,7 @@ def make_session():
     options = PdOptions(
         transport=OPTIONS.get("transport", "aux"),
         policy=MismatchPolicy(OPTIONS.get("policy", "degrade")),
-        key_file=OPTIONS.get("key_file"),
+        key=OPTIONS["key"].encode() if "key" in OPTIONS else None,
     )
     ours = capability(**OPTIONS.get("capability", {}))
     return PdSession(ours, role=ROLE, num_slots=SLOTS, options=options, counters=PdCounters())
