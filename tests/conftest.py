@@ -23,7 +23,7 @@ def _group(item: pytest.Item) -> str | None:
         if fixture in parameters:
             return f"{fixture}-{parameters[fixture].name}"
     starts_its_own = item.get_closest_marker("engine") is not None
-    return None if starts_its_own else str(item.path)
+    return None if starts_its_own else item.nodeid.partition("::")[0]
 
 
 @pytest.fixture(autouse=True)
