@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The demo: real prompts, streamed from a real server, without and with speculation. Knobs: those of env.sh, and
+# The demo: real prompts, streamed from a real server, with and without speculation. Knobs: those of env.sh, and
 #
 #   SPEC_EXT_MAX_TOKENS       tokens in each answer               [default: 96]
 set -euo pipefail

@@ -1,4 +1,4 @@
-"""`spec-ext demo`: ask a real server a few questions, without and with speculation, and compare.
+"""`spec-ext demo`: ask a real server a few questions, with and without speculation, and compare.
 
 Starts `sglang.launch_server` twice, one server after the other, on a free loopback port; the client is `openai`.
 """
@@ -55,8 +55,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve and ask twice; prints a table."""
     console = Console(file=sys.stdout)
-    plain = _round(_arguments(args, speculative=False), args, console, "without speculation", show=False)
     spec = _round(_arguments(args, speculative=True), args, console, f"with {args.algorithm}", show=True)
+    plain = _round(_arguments(args, speculative=False), args, console, "without speculation", show=False)
     table = Table("", "tokens/s (median)", "accept length")
     table.add_row("without speculation", f"{plain.tok_s:.1f}", "1.00")
     length = "not reported" if spec.accept_length is None else f"{spec.accept_length:.2f}"
