@@ -26,6 +26,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     scenario.add_argument(
         "file", type=Path, nargs="+", metavar="FILE", help="scenario JSON; several give one row each"
     )
+    capacity = _add(kinds, "capacity", "GPUs for a day's load: the controller against every fixed K")
+    capacity.add_argument("file", type=Path, metavar="FILE", help="plan JSON: GPU, model, draft and day")
+    capacity.add_argument("--gpu", metavar="NAME", help="plan for this preset instead of the file's GPU")
     for plotted in (best_k, scenario):
         plotted.add_argument("--plot", type=Path, metavar="FILE", help="also write a PNG (needs matplotlib)")
 
@@ -114,12 +117,22 @@ def _scenario(args: argparse.Namespace) -> Outcome:
     return comparison.as_dict(), draw
 
 
+def _capacity(args: argparse.Namespace) -> Outcome:
+    from sglang_spec_ext.control.capacity import CapacityError, capacity, load_plan
+
+    try:
+        return capacity(load_plan(_read(args.file), gpu=args.gpu)), None
+    except CapacityError as error:
+        raise UsageError(f"{args.file}: {error}") from error
+
+
 _SIMULATIONS: dict[str, Callable[[argparse.Namespace], Outcome]] = {
     "best-k": _best_k,
     "markov": _markov,
     "verify": _verify,
     "lossless": _lossless,
     "scenario": _scenario,
+    "capacity": _capacity,
 }
 
 

@@ -113,10 +113,39 @@ def _scenario(result: dict[str, Any]) -> list[Table]:
     return [whole, parts]
 
 
+def _capacity(result: dict[str, Any]) -> list[Table]:
+    gpu = result["gpu"]
+    title = f"Best K by requests in flight on a replica of {gpu['per_replica']} x {gpu['name']}"
+    rungs = _table(title, "from", "to", "K")
+    for first, last, k in result["ladder"]:
+        rungs.add_row(str(first), str(last), str(k))
+    totals = _table("The day by policy", "policy", "tok/s of a replica", "GPUs at the peak", "GPU hours", "tok/s of a request")
+    for name, found in result["policies"].items():
+        if found["served"]:
+            speeds = [part["tok_s_per_request"] for part in found["day"] if part["tok_s_per_request"] is not None]
+            cells = (
+                f"{found['replica_tok_s']:.0f}",
+                str(found["peak_gpus"]),
+                f"{found['gpu_hours']:.0f}",
+                f"{min(speeds):.0f} to {max(speeds):.0f}" if speeds else "-",
+            )
+        else:
+            cells = ("-", found["reason"], "-", "-")
+        totals.add_row(name, *cells)
+    ours = result["policies"]["adaptive"]
+    hours = _table("The day, adaptive", "demand tok/s", "GPUs", "batch", "K", "tok/s of a request")
+    for part in ours.get("day", ()):
+        speed = "-" if part["tok_s_per_request"] is None else f"{part['tok_s_per_request']:.1f}"
+        k = "-" if part["k"] is None else str(part["k"])
+        hours.add_row(f"{part['tok_s']:.0f}", str(part["gpus"]), str(part["batch"]), k, speed)
+    return [rungs, totals, hours]
+
+
 _TABLES: dict[str, Callable[[dict[str, Any]], list[Table]]] = {
     "best-k": _best_k,
     "markov": _markov,
     "verify": _verify,
     "lossless": _lossless,
     "scenario": _scenario,
+    "capacity": _capacity,
 }
