@@ -52,6 +52,7 @@ class ClassAcceptance:
     _observations: int = 0
     _rates: list[float] | None = None
     _expected: list[float] | None = None
+    _optimistic: list[float] | None = None
 
     def __post_init__(self) -> None:
         self.trials = [0.0] * self.max_k
@@ -62,7 +63,7 @@ class ClassAcceptance:
 
     def observe(self, rows: int, reached: Sequence[float], accepted: Sequence[float]) -> None:
         """Add `rows` requests: how many reached (and had verified) each position, how many accepted it."""
-        self._rates = self._expected = None
+        self._rates = self._expected = self._optimistic = None
         keep, keep_short, keep_stale = _kept(rows)
         self._observations += 1
         # the test looks back over a whole window, so it may come late; not where single samples count
@@ -76,9 +77,10 @@ class ClassAcceptance:
             hits[j] = hits[j] * keep + good
             short_trials[j] = short_trials[j] * keep_short + new
             short_hits[j] = short_hits[j] * keep_short + good
-        trials[seen:] = [value * keep_stale for value in trials[seen:]]
-        hits[seen:] = [value * keep_stale for value in hits[seen:]]
-        self.ratios[seen:] = [1.0 + (value - 1.0) * keep for value in self.ratios[seen:]]
+        for j in range(seen, self.max_k):
+            trials[j] *= keep_stale
+            hits[j] *= keep_stale
+            self.ratios[j] = 1.0 + (self.ratios[j] - 1.0) * keep
         if test:
             self._compare(seen)
         if trials[0] > 4.0 * PRIOR_WEIGHT:
@@ -128,7 +130,7 @@ class ClassAcceptance:
     def grow_wary(self) -> None:
         """Prepare for the first samples after a pause: the load may have changed meanwhile."""
         self.wary = True
-        self._rates = self._expected = None
+        self._rates = self._expected = self._optimistic = None
         for j in range(self.max_k):
             self.short_trials[j] = self.short_hits[j] = 0.0
             if self.trials[j] > WARY_WEIGHT:
@@ -139,7 +141,7 @@ class ClassAcceptance:
         """Replace what is known of one position."""
         self.trials[j], self.hits[j] = trials, hits
         self.short_trials[j] = self.short_hits[j] = 0.0
-        self._rates = self._expected = None
+        self._rates = self._expected = self._optimistic = None
 
     @property
     def improving(self) -> bool:
@@ -152,12 +154,10 @@ class ClassAcceptance:
 
     def optimistic(self) -> list[float]:
         """`expected` if every position without enough samples were accepted nearly always."""
-        survival, total, expected = 1.0, 1.0, [1.0]
-        for rate, trials in zip(self.rates(), self.trials, strict=True):
-            survival *= rate if trials >= PRIOR_WEIGHT else CERTAIN
-            total += survival
-            expected.append(total)
-        return expected
+        if self._optimistic is None:
+            self._estimate()
+        assert self._optimistic is not None
+        return self._optimistic
 
     def rates(self) -> list[float]:
         """Acceptance probability of each position given all earlier ones were accepted."""
@@ -175,15 +175,19 @@ class ClassAcceptance:
 
     def _estimate(self) -> None:
         """Estimate each position from its samples and, with the weight of the prior, from the one before."""
-        rates, expected = [], [1.0]
-        survival, total, prior = 1.0, 1.0, self.level
+        rates, expected, optimistic = [], [1.0], [1.0]
+        survival, total, hoped, hoped_total, rate = 1.0, 1.0, 1.0, 1.0, self.level
         for ratio, hits, trials in zip(self.ratios, self.hits, self.trials, strict=True):
-            prior = min((hits + PRIOR_WEIGHT * prior * ratio) / (trials + PRIOR_WEIGHT), MAX_RATE)
-            survival *= prior
+            rate = (hits + PRIOR_WEIGHT * rate * ratio) / (trials + PRIOR_WEIGHT)
+            rate = rate if rate < MAX_RATE else MAX_RATE  # noqa: FURB136 - min() costs more than the rest
+            survival *= rate
             total += survival
-            rates.append(prior)
+            hoped *= rate if trials >= PRIOR_WEIGHT else CERTAIN
+            hoped_total += hoped
+            rates.append(rate)
             expected.append(total)
-        self._rates, self._expected = rates, expected
+            optimistic.append(hoped_total)
+        self._rates, self._expected, self._optimistic = rates, expected, optimistic
 
     def rate_variance(self, j: int) -> float:
         """Variance of rates()[j] from its samples; without samples there is no noise, only ignorance."""

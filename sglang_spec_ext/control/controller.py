@@ -14,20 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from sglang_spec_ext.control.acceptance import CERTAIN, Acceptance, usable_rows
+from sglang_spec_ext.control.acceptance import CERTAIN, Acceptance
 from sglang_spec_ext.control.agreement import Agreed, signature_of
 from sglang_spec_ext.control.calibration import MarginEstimator, TemperatureScaling
 from sglang_spec_ext.control.cost import CostTable
 from sglang_spec_ext.control.hysteresis import Hysteresis
-from sglang_spec_ext.control.lagged import LaggedSurvivals
 from sglang_spec_ext.control.ledger import Ledger
 from sglang_spec_ext.control.live_cost import LiveCost
 from sglang_spec_ext.control.probe import Probe
-from sglang_spec_ext.control.promise import Promise
 from sglang_spec_ext.control.settings import ControllerSettings, Verify
+from sglang_spec_ext.control.survivals import Survivals
 from sglang_spec_ext.control.tiers import Group, Score, gain_error, group_requests, score_tiers
-from sglang_spec_ext.control.verify import BudgetPlan, capped, plan_budget, survival_of
-from sglang_spec_ext.records import BatchState, Decision, FloatArray, Mode, Reason, StepObservation
+from sglang_spec_ext.records import BatchState, Decision, IntArray, Mode, Reason, StepObservation
 
 RAGGED = -1  # arm: the whole block drafted, a budget of it verified
 
@@ -57,8 +55,8 @@ class Controller:
         self.hysteresis = Hysteresis(settings.full_k, settings.hysteresis)
         self.probe = Probe(settings.probe)
         self.ledger = Ledger(settings.tiers)
-        self.lagged = LaggedSurvivals()
-        self.promise = Promise()
+        ragged = settings.verify is Verify.RAGGED
+        self.survivals = Survivals(self.scaling, self.estimator) if ragged else None
         self.decisions = 0
         self.probe_steps = 0
         self.reasons: Counter[str] = Counter()
@@ -66,6 +64,8 @@ class Controller:
         self._caps: deque[int] = deque(maxlen=settings.hysteresis.dwell_steps)
         self._steps_at_zero = 0
         self._warmup_left = 0
+        self._settled = False  # the last choice would be the same for a batch like the last one
+        self._stands: tuple[Any, IntArray | None, Decision] | None = None  # a choice that holds until there is news
         self._probe_answered = False
         self._probe_step = -1
         self._probed_k = 0
@@ -74,6 +74,7 @@ class Controller:
 
     def observe(self, observation: StepObservation) -> None:
         """Learn from one finished step."""
+        self._stands = None
         rows, verified = np.asarray(observation.accepted).size, observation.verified
         drafted = rows * observation.k if verified is None else int(np.sum(verified))
         if self.cost is not None and rows:
@@ -94,29 +95,8 @@ class Controller:
             used, accepted = self.acceptance.observe(observation)
             self._probe_answered = self._probe_answered or observation.step == self._probe_step
         self.ledger.measured(used + accepted, observation.step_s, drafted=drafted, accepted=accepted)
-        if self.settings.verify is Verify.RAGGED:
-            self._observe_survivals(observation)
-
-    def _observe_survivals(self, observation: StepObservation) -> None:
-        usable = usable_rows(observation)
-        accepted = np.where(usable, observation.accepted, 0).astype(np.int64)
-        verified = observation.verified
-        if verified is None:
-            verified = np.full(accepted.size, observation.k)
-        confidences = observation.confidences
-        if confidences is not None and self.scaling is not None:
-            confidences = self.scaling.apply(confidences)
-        elif confidences is None and self.estimator is not None and observation.margins is not None:
-            reached = np.where(usable, np.minimum(accepted + 1, verified), 0)
-            self.estimator.observe(
-                observation.margins, reached, accepted, classes=observation.classes, ragged=observation.ragged
-            )
-            if self.estimator.warm:
-                confidences = self.estimator.probabilities(observation.margins)
-        if confidences is not None and observation.request_ids is not None:
-            survival = survival_of(confidences)
-            self.promise.observe(survival, verified, accepted, usable)
-            self.lagged.push(observation.step, observation.request_ids, survival)
+        if self.survivals is not None:
+            self.survivals.observe(observation)
 
     # deciding
 
@@ -131,7 +111,14 @@ class Controller:
         cap = self.cap(batch)
         if self.pinned is not None:
             return self._count(self._pinned(cap))
-        decision = self._choose(batch, cap)
+        self._caps.append(cap)
+        ready = self.mode is Mode.ADAPTIVE and self.probe.tick(batch.num_reqs)
+        sizes = (batch.num_reqs, batch.prefill_tokens, batch.context_len, min(self._caps), self.hysteresis.arm)
+        key = (*sizes, ready, self.mode)
+        if self._stands is not None and key == self._stands[0] and batch.classes is self._stands[1]:
+            self.ledger.repeated()
+            return self._count(self._stands[2])
+        decision = self._choose(batch, cap, ready)
         if self.mode is Mode.SHADOW:
             wanted = decision.k if decision.budget is None else None
             shown = self._run(self.settings.full_k, Reason.SHADOW)
@@ -141,6 +128,8 @@ class Controller:
                 predicted_tok_s=decision.predicted_tok_s,
                 predicted_step_s=decision.predicted_step_s,
             )
+        settled = self._settled and batch.caps is None and self.survivals is None
+        self._stands = (key, batch.classes, decision) if settled else None
         return self._count(decision)
 
     def cap(self, batch: BatchState) -> int:
@@ -150,15 +139,15 @@ class Controller:
             cap = min(cap, self.settings.ladder.cap(batch.num_reqs))
         return cap if batch.caps is None else min(cap, int(batch.caps.max()))
 
-    def _choose(self, batch: BatchState, cap: int) -> Decision:
+    def _choose(self, batch: BatchState, cap: int, ready: bool) -> Decision:
+        """Weigh all arms; `ready`: a probe may start in this step."""
         assert self.cost is not None
-        self._caps.append(cap)
         steady = min(self._caps)  # what was allowed during the whole last dwell
         tiers = [k for k in self.settings.tiers if k <= steady] or [self.settings.tiers[0]]
         groups = group_requests(batch, self.settings.max_k)
         scores = score_tiers(tiers, groups, batch=batch, acceptance=self.acceptance, cost=self.cost)
         arms = {score.k: score for score in scores}
-        plan = self._plan(batch, steady)
+        plan = None if self.survivals is None else self.survivals.plan(batch, steady, self.acceptance, self.cost)
         if plan is not None:
             arms[RAGGED] = Score(
                 self.settings.max_k, plan.tokens, plan.seconds + self.settings.ragged_overhead_s
@@ -169,9 +158,11 @@ class Controller:
             self._commit(arm)
         score = arms[arm]
         self.ledger.predicted(scores, score, arms[best])
+        self._settled = reason is Reason.BEST
         moved = reason in (Reason.SWITCH, Reason.CAPPED)
-        probed = None if moved else self._probe_arm(batch, arm, arms, groups)
+        probed = None if moved else self._probe_arm(batch, arm, arms, groups, ready)
         if probed is not None:
+            self._settled = False
             self.probe_steps += 1
             return replace(self._run(probed, Reason.PROBE, arms[probed], probe=True), wanted_k=arm)
         if arm == RAGGED:
@@ -203,32 +194,12 @@ class Controller:
             self.decisions, best, gain=gain, noise=noise, step_s=arms[current].seconds
         )
 
-    def _plan(self, batch: BatchState, cap: int) -> BudgetPlan | None:
-        """Plan a budget from survivals of the fixed age; None where uniform K is all there is."""
-        if self.settings.verify is not Verify.RAGGED or not cap or batch.request_ids is None:
-            return None
-        assert self.cost is not None
-        table = np.cumprod([state.rates() for state in self.acceptance.classes], axis=1)
-        classes = np.zeros(batch.num_reqs, np.int64) if batch.classes is None else batch.classes
-        prior: FloatArray = table[classes]
-        survival = self.lagged.at(batch.step, batch.request_ids, prior)
-        if survival is None:
-            return None
-        caps = np.full(batch.num_reqs, cap) if batch.caps is None else np.minimum(batch.caps, cap)
-        return plan_budget(
-            capped(np.minimum(survival * self.promise.ratio, 1.0), caps),
-            self.cost,
-            prefill_tokens=batch.prefill_tokens,
-            context_len=batch.context_len,
-        )
-
     def _probe_arm(
-        self, batch: BatchState, arm: int, arms: dict[int, Score], groups: Sequence[Group]
+        self, batch: BatchState, arm: int, arms: dict[int, Score], groups: Sequence[Group], ready: bool
     ) -> int | None:
         """Return the K to probe in this step, if any."""
         if self.mode is not Mode.ADAPTIVE or arm == RAGGED:
             return None
-        ready = self.probe.tick(batch.num_reqs)
         above = [score for k, score in arms.items() if k > arm]
         if self.probe.proceed():
             return self._probed_k if self._probed_k in arms else None
@@ -242,11 +213,11 @@ class Controller:
             self.probe.report(likely.rate > floor or improving)
         if not ready:
             return None
-        hoped = max(above, key=lambda score: self._hope(groups, score))
-        if self._hope(groups, hoped) > floor and (arm or self.probe.probes % 2):
-            return self._start_probe(batch, arm, hoped.k)
-        pays = max(_tokens_if_certain(groups, score.k) / score.seconds for score in above) > floor
-        return self._start_probe(batch, arm, likely.k) if arm == 0 and pays else None
+        hope, hoped_k = max((self._hope(groups, score), score.k) for score in above)
+        if hope > floor and (arm or self.probe.probes % 2):
+            return self._start_probe(batch, arm, hoped_k)
+        certain = (_tokens_if_certain(groups, score.k) / score.seconds for score in above)
+        return self._start_probe(batch, arm, likely.k) if not arm and max(certain) > floor else None
 
     def _hope(self, groups: Sequence[Group], score: Score) -> float:
         """Rate of a K if what was not measured were accepted."""
@@ -339,7 +310,7 @@ class Controller:
 
     def set_mode(self, mode: Mode) -> None:
         """Switch between off, shadow and adaptive; estimates are kept."""
-        self.mode = Mode(mode)
+        self.mode, self._stands = Mode(mode), None
 
     def pin(self, k: int) -> None:
         """Fix K to one of the tiers."""
@@ -377,7 +348,7 @@ class Controller:
             "acceptance": self.acceptance.snapshot(),
             "cost": None if self.cost is None else self.cost.report(),
             "estimator": None if self.estimator is None else self.estimator.snapshot(),
-            "promise_ratio": self.promise.ratio,
+            "promise_ratio": None if self.survivals is None else self.survivals.promise.ratio,
             "ledger": self.ledger.snapshot(),
         }
 

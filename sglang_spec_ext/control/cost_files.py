@@ -89,6 +89,19 @@ def load_cost_table(path: Path, fingerprint: Mapping[str, str] | None = None) ->
             if raw.fingerprint.get(name) != fingerprint.get(name)
         ]
         raise CostTableError(f"{path}: measured for another set-up ({'; '.join(parts)}); profile again")
+    return _table(raw)
+
+
+def cost_table_from(plain: Mapping[str, Any]) -> CostTable:
+    """Return the table whose `CostTable.as_dict` form this is, as a server's state shows it."""
+    try:
+        raw = msgspec.convert({"format": FORMAT, "version": VERSION, **plain}, type=_TableFile)
+    except msgspec.ValidationError as error:
+        raise CostTableError(f"cost_table: {error}; take it from the state of a server of this version") from error
+    return _table(raw)
+
+
+def _table(raw: _TableFile) -> CostTable:
     return CostTable(tuple(_bucket(bucket) for bucket in raw.buckets), raw.fixed_s, raw.fingerprint)
 
 

@@ -24,19 +24,35 @@ class Ledger:
         self._best = [0.0, 0.0]
         self._measured = [0.0, 0.0]
         self._wasted = [0.0, 0.0]  # draft tokens verified, and of these accepted
+        self._last: tuple[list[Score], Score, Score] | None = None
+        self._repeats = 0  # of the last decision, not yet added
 
     def predicted(self, scores: Sequence[Score], chosen: Score, best: Score) -> None:
         """Add one decision: the scores of the lowest tiers, of the arm that runs, and of the best arm.
 
         A K that the ladder forbids at this batch counts as the largest K allowed.
         """
-        keep, last = self._keep, len(scores) - 1
-        for index, (tokens, seconds) in enumerate(zip(self._tokens, self._seconds, strict=True)):
-            score = scores[min(index, last)]
-            self._tokens[index] = tokens * keep + score.tokens
-            self._seconds[index] = seconds * keep + score.seconds
-        _add(self._chosen, chosen.tokens, chosen.seconds, keep)
-        _add(self._best, best.tokens, best.seconds, keep)
+        self._add_repeats()
+        self._last = ([*scores, *[scores[-1]] * (len(self.tiers) - len(scores))], chosen, best)
+        self._add_last(1)
+
+    def repeated(self) -> None:
+        """Add one decision that is the last one over again."""
+        self._repeats += 1
+
+    def _add_repeats(self) -> None:
+        if self._repeats:
+            self._add_last(self._repeats)
+            self._repeats = 0
+
+    def _add_last(self, steps: int) -> None:
+        assert self._last is not None
+        scores, chosen, best = self._last
+        keep = self._keep if steps == 1 else self._keep**steps
+        self._tokens = [old * keep + new * steps for old, (_, new, _) in zip(self._tokens, scores, strict=True)]
+        self._seconds = [old * keep + new * steps for old, (_, _, new) in zip(self._seconds, scores, strict=True)]
+        _add(self._chosen, chosen.tokens * steps, chosen.seconds * steps, keep)
+        _add(self._best, best.tokens * steps, best.seconds * steps, keep)
 
     def measured(self, tokens: float, seconds: float | None, *, drafted: int, accepted: int) -> None:
         """Add one observation: tokens emitted, seconds of the step, draft tokens verified and accepted."""
@@ -46,6 +62,7 @@ class Ledger:
 
     def snapshot(self) -> dict[str, Any]:
         """Plain facts in tokens per second; None before there is data."""
+        self._add_repeats()
         fixed = {
             k: _rate((tokens, seconds))
             for k, tokens, seconds in zip(self.tiers, self._tokens, self._seconds, strict=True)

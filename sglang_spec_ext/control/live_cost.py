@@ -52,6 +52,7 @@ class LiveCost:
     _drift: list[float] = field(default_factory=list)  # errors of the drift under way
     _bins: dict[tuple[int, int], _Bin] = field(default_factory=dict)
     _looked_up: dict[tuple[int, int, int, int], float] = field(default_factory=dict)
+    _ratios: dict[tuple[int, int], float] = field(default_factory=dict)  # corrections until the next observation
 
     @property
     def fixed_s(self) -> float:
@@ -60,30 +61,26 @@ class LiveCost:
 
     def draft_s(self, k: int, batch: int, context_len: int = 0) -> float:
         """Corrected seconds of drafting."""
-        return self._tabulated(k, -1, batch, context_len) * exp(self.draft_ratio)
+        return self._tabulated(k, -1, batch, self.table.bucket_index(context_len)) * exp(self.draft_ratio)
 
     def verify_s(self, tokens: int, batch: int, context_len: int = 0) -> float:
         """Corrected seconds of a target pass."""
-        cell = self._bins.get((self.table.bucket_index(context_len), tokens.bit_length()))
-        ratio = self.common
-        if cell is not None:
-            ratio += cell.deviation * exp((cell.last_step - self.steps) / FADE_STEPS)
-        return self._tabulated(-1, tokens, batch, context_len) * exp(ratio)
+        bucket = self.table.bucket_index(context_len)
+        key = (bucket, tokens.bit_length())
+        ratio = self._ratios.get(key)
+        if ratio is None:
+            ratio = self._ratios[key] = exp(self._bin_ratio(*key))
+        return self._tabulated(-1, tokens, batch, bucket) * ratio
 
-    def _tabulated(self, k: int, tokens: int, batch: int, context_len: int) -> float:
+    def _tabulated(self, k: int, tokens: int, batch: int, bucket: int) -> float:
         """Look up draft (k >= 0) or target (tokens >= 0) seconds; the same sizes come back every step."""
-        key = (k, tokens, batch, context_len)
+        key = (k, tokens, batch, bucket)
         seconds = self._looked_up.get(key)
         if seconds is None:
             if len(self._looked_up) >= LOOKUPS:
                 self._looked_up.clear()
-            table = self.table
-            drafting = k >= 0
-            seconds = (
-                table.draft_s(k, batch, context_len)
-                if drafting
-                else table.verify_s(tokens, batch, context_len)
-            )
+            curves = self.table.buckets[bucket]
+            seconds = curves.draft_s(k, batch) if k >= 0 else curves.verify_s(tokens, batch)
             self._looked_up[key] = seconds
         return seconds
 
@@ -134,6 +131,7 @@ class LiveCost:
         raw = log(verify_s / self.verify_s(tokens, batch, context_len))
         limit = max(CLIP, DRIFT_SIGMAS * sqrt(self.variance)) if self.steps >= SETTLING_STEPS else inf
         error = min(max(raw, -limit), limit)
+        self._ratios.clear()
         self.steps += 1
         cell.deviation = self._faded(cell)
         cell.steps += 1

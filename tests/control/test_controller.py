@@ -290,7 +290,7 @@ def test_ragged_budget_is_planned_from_survivals_two_steps_old():
     assert decision.k == 7
     assert 32 <= decision.budget <= 300  # mostly the good half
     ids = np.arange(64)
-    controller.lagged.push(60, ids, np.zeros((64, 7)))
+    controller.survivals.lagged.push(60, ids, np.zeros((64, 7)))
     before, same, later = (
         controller.decide(BatchState(step=step, num_reqs=64, request_ids=ids)).budget for step in (60, 61, 62)
     )
@@ -318,7 +318,7 @@ def test_ragged_takes_the_fixed_width_when_everything_is_worth_it():
 def test_ragged_heads_are_scaled_and_margins_need_a_warm_estimator():
     scaled = ragged_controller(scaling=TemperatureScaling((1000.0,) * 7))
     run_ragged(scaled, np.full((64, 7), 0.999), steps=5)
-    survival = scaled.lagged.at(6, np.arange(64), np.zeros((64, 7)))
+    survival = scaled.survivals.lagged.at(6, np.arange(64), np.zeros((64, 7)))
     assert survival[0, 0] == pytest.approx(0.5, abs=0.01)
     cold = ragged_controller(estimator=MarginEstimator(7, refit_steps=10))
     chances, margins = np.full((8, 7), 0.8), np.full((8, 7), 2.0)
@@ -326,7 +326,7 @@ def test_ragged_heads_are_scaled_and_margins_need_a_warm_estimator():
     assert "warming up" in cold.snapshot()["inactive"][0]
     run_ragged(cold, chances, steps=60, margins=margins)
     assert cold.estimator.warm
-    assert cold.lagged.at(61, np.arange(8), np.zeros((8, 7))) is not None
+    assert cold.survivals.lagged.at(61, np.arange(8), np.zeros((8, 7))) is not None
 
 
 def test_snapshot_is_plain_data(make_controller):
@@ -347,3 +347,39 @@ def test_regret_is_what_the_best_fixed_k_would_have_given_more():
     # the tokens measured at the fixed width agree with what was predicted for it
     assert ledger["measured_tok_s"] == pytest.approx(ledger["fixed_tok_s"]["7"], rel=0.1)
     assert 0.5 < ledger["wasted_draft_share"] < 0.9
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 70), st.floats(0.05, 0.95), st.integers(1, 40), st.integers(1, 6)),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_a_choice_that_stands_until_there_is_news_is_the_choice_made_anew(phases) -> None:
+    """Observations come in groups; a twin that weighs all arms in every step decides the same."""
+    one, twin = (Controller(ControllerSettings(tiers=TIERS, ladder=LADDER), TABLE) for _ in range(2))
+    rng = np.random.default_rng(0)
+    step = 0
+    for reqs, alpha, rounds, group in phases:
+        for _ in range(rounds):
+            seen = []
+            for _ in range(group):
+                twin._stands = None
+                batch = BatchState(step=step, num_reqs=reqs)
+                decision = one.decide(batch)
+                assert decision == twin.decide(batch)
+                draws = np.cumprod(rng.random((reqs, 7)) < alpha, axis=1).sum(1)
+                seconds = TABLE.draft_s(decision.k, reqs) + TABLE.verify_s(reqs * (decision.k + 1), reqs)
+                accepted = np.minimum(draws, decision.k)
+                seen.append(StepObservation(step=step, k=decision.k, accepted=accepted, step_s=seconds))
+                step += 1
+            for observation in seen:
+                one.observe(observation)
+                twin.observe(observation)
+    ours, theirs = one.snapshot(), twin.snapshot()
+    for name, value in ours.pop("ledger").items():
+        if isinstance(value, float):
+            assert value == pytest.approx(theirs["ledger"][name], rel=0.01, abs=0.5), name
+    assert ours == {key: value for key, value in theirs.items() if key != "ledger"}
