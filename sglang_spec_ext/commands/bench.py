@@ -5,6 +5,10 @@ import importlib
 
 # name -> (module with configure(parser) and run(args) -> int, one line of help)
 BENCHMARKS = {
+    "envelope": (
+        "sglang_spec_ext.commands.bench_envelope",
+        "the controller against every fixed K and stock SGLang, at every load, on real servers",
+    ),
     "kernels": (
         "sglang_spec_ext.commands.bench_kernels",
         "our kernels, their torch twins, torch.compile and SGLang's own, checked and timed",

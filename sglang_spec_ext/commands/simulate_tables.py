@@ -119,7 +119,8 @@ def _capacity(result: dict[str, Any]) -> list[Table]:
     rungs = _table(title, "from", "to", "K")
     for first, last, k in result["ladder"]:
         rungs.add_row(str(first), str(last), str(k))
-    totals = _table("The day by policy", "policy", "tok/s of a replica", "GPUs at the peak", "GPU hours", "tok/s of a request")
+    heads = ("policy", "tok/s of a replica", "GPUs at the peak", "GPU hours", "tok/s of a request")
+    totals = _table("The day by policy", *heads)
     for name, found in result["policies"].items():
         if found["served"]:
             speeds = [part["tok_s_per_request"] for part in found["day"] if part["tok_s_per_request"] is not None]

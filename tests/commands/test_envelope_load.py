@@ -1,0 +1,219 @@
+"""The load and the loop around it: bounds of requests in flight, turns, time limit, failures by name."""
+
+import argparse
+import asyncio
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from sglang_spec_ext.cli import UsageError
+from sglang_spec_ext.commands import bench_envelope_load as load
+from sglang_spec_ext.commands import bench_envelope_measure as measure
+from sglang_spec_ext.commands import bench_envelope_setups as setting
+from sglang_spec_ext.commands.bench_envelope_fleet import Fleet, Unavailable, reason_of
+from sglang_spec_ext.commands.bench_envelope_setups import Role, Setup
+
+
+class Client:
+    """Stands for `sglang.benchmark.serving`: answers after a few turns of the event loop."""
+
+    RequestFuncInput = SimpleNamespace
+
+    def __init__(self, fail: bool = False) -> None:
+        self.fail, self.running, self.sent = fail, 0, []  # sent: (answer length, in flight with it)
+
+    async def async_request_sglang_generate(self, request):
+        self.running += 1
+        self.sent.append((request.output_len, self.running))
+        start = time.perf_counter()
+        for _ in range(request.output_len):
+            await asyncio.sleep(0)
+        self.running -= 1
+        return SimpleNamespace(
+            success=not self.fail, error="refused", output_len=request.output_len, start_time=start, ttft=0.0,
+            itl=[0.0] * (request.output_len - 1), spec_accept_length=2.0,
+        )  # fmt: skip
+
+
+def phase(concurrency, *lengths):
+    return load.Phase(concurrency, tuple(load.Ask("p", 1, length) for length in lengths))
+
+
+def test_a_phase_holds_its_bound_and_the_next_one_starts_while_it_drains():
+    client = Client()
+    answers = asyncio.run(load._drive(client, "url", [phase(1, 3, 3), phase(4, *[50] * 8), phase(2, 5, 5)]))
+    assert [answer.tokens for answer in answers] == [3, 3, *[50] * 8, 5, 5]
+    in_flight = [running for _, running in client.sent]
+    assert max(in_flight[:2]) == 1
+    assert max(in_flight[2:10]) == 4
+    assert max(in_flight[10:]) <= 2
+
+
+def test_a_refused_request_ends_the_load_with_the_servers_words():
+    with pytest.raises(load.LoadFailed, match="refused"):
+        asyncio.run(load._drive(Client(fail=True), "url", [phase(1, 3)]))
+
+
+def test_throughput_and_accept_length_of_a_load():
+    answers = [load.Answer(0.0, 2.0, ((1.0, 10),), 2.0), load.Answer(1.0, 4.0, ((2.0, 30),), 3.0)]
+    assert load.tokens_per_second(answers) == 10.0
+    assert load.accept_length(answers) == pytest.approx(40 / 15)  # tokens over steps
+    assert load.accept_length([load.Answer(0.0, 1.0, ((1.0, 1),), None)]) is None
+
+
+class Prompts(load.Prompts):
+    """Four prompts that need no tokenizer."""
+
+    def __init__(self) -> None:
+        self._texts, self._lens = list("abcd"), [1, 1, 1, 1]
+
+
+def test_prompts_come_in_turn_and_the_shifting_load_varies_lengths():
+    assert [ask.prompt for ask in Prompts().take(6, start=3, max_tokens=(5,))] == list("dabcda")
+    phases = load.shifting(Prompts(), waves=1, tokens=40, start=0, largest=8)
+    assert [part.concurrency for part in phases] == [1, 8, 4, 8, 1]
+    assert [len(part.asks) for part in phases] == [4, 8, 4, 8, 4]
+    lengths = {ask.max_tokens for part in phases for ask in part.asks}
+    assert len(lengths) > 4
+    assert min(lengths) >= 20
+    assert max(lengths) <= 60
+
+
+SETUPS = [
+    Setup("no speculation", "plain", "", Role.NONE),
+    Setup("D K=0", "ours", "D", Role.FIXED, pin=0),
+    Setup("D adaptive", "ours", "D", Role.ADAPTIVE, mode="adaptive"),
+]
+
+
+class Control:
+    """Notes how a server was steered."""
+
+    def __init__(self) -> None:
+        self.calls = []
+
+    def reset(self):
+        self.calls.append("reset")
+
+    def set_mode(self, mode):
+        self.calls.append(mode)
+
+    def pin(self, k):
+        self.calls.append(k)
+
+    def state(self):
+        raise AssertionError("no second passes in this test")
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    """Return a function that runs the loop over servers that answer at once."""
+
+    def run(*, rounds=2, side_by_side=True, deadline=float("inf"), broken=()):
+        control = Control()
+
+        def get(name):
+            if name in broken:
+                raise Unavailable(f"{name} does not start")
+            return SimpleNamespace(url=name, control=control if name == "ours" else None)
+
+        def drive(url, phases):
+            return [load.Answer(0.0, 1.0, ((0.5, ask.max_tokens),), None) for part in phases for ask in part.asks]
+
+        monkeypatch.setattr(load, "drive", drive)
+        amount = measure.Amount(
+            concurrency=(1, 2), rounds=rounds, tokens=8, cell_s=0.0, deadline=deadline, side_by_side=side_by_side
+        )
+        fleet = SimpleNamespace(get=get)
+        return measure.Bench(fleet, SETUPS, Prompts(), amount, lambda _: None).run(), control
+
+    return run
+
+
+def test_every_setting_meets_every_load_in_every_round_in_turn(bench):
+    found, control = bench()
+    keys = [(sample["round"], sample["load"], sample["setup"]) for sample in found.samples]
+    assert len(set(keys)) == len(keys) == 2 * 3 * 3
+    assert [setup for _, load, setup in keys[:3]] == ["no speculation", "D K=0", "D adaptive"]
+    assert [setup for number, load, setup in keys[9:12]] == ["D K=0", "D adaptive", "no speculation"]
+    assert control.calls[:5] == ["reset", "adaptive", 0, "reset", "adaptive"]
+    assert found.left_out == {}
+    assert set(found.series) == {setup.name for setup in SETUPS}
+
+
+def test_one_server_at_a_time_does_all_its_loads_before_the_next_starts(bench):
+    found, _ = bench(rounds=1, side_by_side=False)
+    kinds = ["no speculation" if sample["setup"] == "no speculation" else "ours" for sample in found.samples]
+    assert kinds == ["no speculation"] * 3 + ["ours"] * 6
+
+
+def test_nothing_starts_after_the_limit_and_a_server_that_fails_is_named(bench):
+    found, _ = bench(deadline=0.0)
+    assert found.samples == []
+    assert found.left_out["D adaptive at 2"] == "out of time"
+    found, _ = bench(broken=("plain",))
+    assert found.left_out == {"no speculation": "plain does not start"}
+    assert {sample["setup"] for sample in found.samples} == {"D K=0", "D adaptive"}
+
+
+def choice(**changes):
+    wanted = {
+        "target": Path("target"),
+        "drafts": {"DSPARK": Path("block"), "EAGLE3": Path("serial")},
+        "dtype": "bfloat16",
+        "max_concurrency": 8,
+        "kinds": frozenset(setting.KINDS),
+    }
+    return setting.Choice(**{**wanted, **changes})
+
+
+def test_the_servers_and_settings_of_the_comparison():
+    specs = setting.servers(choice())
+    assert [spec.name for spec in specs] == [
+        "DSPARK ours", "DSPARK ours ragged", "DSPARK stock", "DSPARK stock compact", "DSPARK stock compact, table",
+        "EAGLE3 ours", "EAGLE3 stock", "EAGLE3 stock adaptive", "no speculation",
+    ]  # fmt: skip
+    tiers = {"DSPARK ours": [0, 7], "EAGLE3 ours": [0, 3]}
+    found = setting.setups(specs, tiers, frozenset(setting.KINDS))
+    assert [(setup.name, str(setup.role)) for setup in found] == [
+        ("DSPARK K=0", "fixed"), ("DSPARK K=7", "fixed"), ("DSPARK shadow", "shadow"), ("DSPARK adaptive", "adaptive"),
+        ("DSPARK adaptive ragged", "adaptive"), ("DSPARK stock", "static"), ("DSPARK stock compact", "stock"),
+        ("DSPARK stock compact, table", "stock"), ("EAGLE3 K=0", "fixed"), ("EAGLE3 K=3", "fixed"),
+        ("EAGLE3 shadow", "shadow"), ("EAGLE3 adaptive", "adaptive"), ("EAGLE3 stock", "static"),
+        ("EAGLE3 stock adaptive", "stock"), ("no speculation", "none"),
+    ]  # fmt: skip
+
+
+def test_every_server_argument_is_one_that_sglang_and_the_extension_know():
+    server_args = pytest.importorskip("sglang.srt.server_args")
+    from sglang_spec_ext import flags
+
+    parser = argparse.ArgumentParser()
+    server_args.ServerArgs.add_cli_args(parser)
+    if "--spec-ext-mode" not in parser.format_help():
+        flags.add_arguments(parser)
+    for spec in [*setting.servers(choice()), setting.recording_server(choice())]:
+        parser.parse_args(list(spec.arguments))
+
+
+def test_drafts_are_named_by_algorithm():
+    assert setting.parse_drafts(["DSPARK=a/b"]) == {"DSPARK": Path("a/b")}
+    for wrong in ("a/b", "NGRAM=a/b"):
+        with pytest.raises(UsageError, match="must be ALGORITHM=FOLDER"):
+            setting.parse_drafts([wrong])
+
+
+def test_a_server_without_the_table_it_needs_is_refused_and_stays_so(tmp_path):
+    spec = setting.ServerSpec("compact", (), needs_table=True)
+    with Fleet([spec], alive=None, home=tmp_path) as fleet:
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="no cost table"):
+                fleet.get("compact")
+
+
+def test_the_reason_of_a_failed_start_is_the_last_error_of_its_log():
+    log = "the server ended with status 1\nINFO a\nValueError: compact needs X\n  File b\n"
+    assert reason_of(RuntimeError(log)) == "ValueError: compact needs X"
+    assert reason_of(RuntimeError("one\ntwo")) == "two"
