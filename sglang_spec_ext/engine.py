@@ -17,13 +17,16 @@ def Engine(*, spec_ext: SpecExtConfig | None = None, **kwargs: Any) -> Any:  # n
     if chosen.mode == "off":
         with flags.exported(None):
             return sglang.Engine(**kwargs)
-    with flags.exported(chosen):
-        launch.activate(chosen, disaggregation_mode=_disaggregation_mode(kwargs))
+    with flags.exported(chosen), launch.ragged_mode_restored():
+        launch.activate(
+            chosen,
+            algorithm=_argument(kwargs, "speculative_algorithm", None),
+            disaggregation_mode=_argument(kwargs, "disaggregation_mode", "null"),
+        )
         return sglang.Engine(**kwargs)
 
 
-def _disaggregation_mode(kwargs: dict[str, Any]) -> str:
-    """Return the mode that `sglang.Engine(**kwargs)` will run in."""
+def _argument(kwargs: dict[str, Any], name: str, default: Any) -> Any:
+    """Return a server argument that `sglang.Engine(**kwargs)` will run with."""
     given = kwargs.get("server_args")
-    mode: str = given.disaggregation_mode if given is not None else kwargs.get("disaggregation_mode", "null")
-    return mode
+    return getattr(given, name) if given is not None else kwargs.get(name, default)

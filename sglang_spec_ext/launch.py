@@ -2,7 +2,8 @@
 
 import argparse
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -13,6 +14,8 @@ from sglang_spec_ext.cpu import selection
 from sglang_spec_ext.errors import SpecExtError
 
 PROOF_KEY = "spec_ext"
+# SGLang loads a draft's confidence head, and captures graphs of several widths, in its mode `compact` alone
+RAGGED_MODE = "SGLANG_RAGGED_VERIFY_MODE"
 
 
 class NotActive(SpecExtError):
@@ -28,13 +31,16 @@ def take_flags(original: Callable[[type, argparse.Namespace], Any], cls: type, a
     """Around `ServerArgs.from_cli_args`: export our values for the child processes."""
     chosen = flags.take(args)
     if chosen is not None and chosen.mode != "off":
-        activate(chosen, disaggregation_mode=args.disaggregation_mode)
+        activate(
+            chosen, algorithm=args.speculative_algorithm, disaggregation_mode=args.disaggregation_mode
+        )
     return original(cls, args)
 
 
-def activate(chosen: SpecExtConfig, *, disaggregation_mode: str) -> None:
+def activate(chosen: SpecExtConfig, *, algorithm: str | None, disaggregation_mode: str) -> None:
     """Export the configuration and install the hooks of an active extension in this process.
 
+    `algorithm` is SGLang's; with DSPARK, ragged verification needs a mode of SGLang's that every process reads.
     `disaggregation_mode` is SGLang's: null, prefill or decode. With null no record can travel, and none of the
     hooks for it are installed in any process.
     """
@@ -45,9 +51,22 @@ def activate(chosen: SpecExtConfig, *, disaggregation_mode: str) -> None:
     if disaggregation_mode == "null":
         chosen = msgspec.structs.replace(chosen, pd_transport="off")
     flags.export(chosen)
+    if chosen.verify == "ragged" and algorithm == "DSPARK":
+        os.environ.setdefault(RAGGED_MODE, "compact")
     install((*DRAFT_HOOKS, *ACTIVE_HOOKS))
     if chosen.pd_transport != "off":
         install(PD_HOOKS)
+
+
+@contextmanager
+def ragged_mode_restored() -> Iterator[None]:
+    """For the duration of a block `activate` may choose SGLang's ragged mode."""
+    before = os.environ.get(RAGGED_MODE)
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(RAGGED_MODE, None)
 
 
 def _require_a_platform() -> None:

@@ -12,7 +12,7 @@ import torch
 
 from sglang_spec_ext import flags
 from sglang_spec_ext.workers.dflash_draft import BlockDraftRunner, TimedRunner
-from sglang_spec_ext.workers.extended import RECURRENT, SIMULATED, NotServedError, SpecExtWorker
+from sglang_spec_ext.workers.extended import RECURRENT, SIMULATED, SpecExtWorker
 from sglang_spec_ext.workers.step import Step
 from sglang_spec_ext.workers.swap import Swap
 
@@ -40,11 +40,6 @@ class DFlashSteps(SpecExtWorker):
         super().__init__(*args, **kwargs)
         chosen = flags.active_config()
         assert chosen is not None
-        if chosen.verify == "ragged":
-            raise NotServedError(
-                "--spec-ext-verify ragged needs confidences of the draft, which DFLASH does not have; "
-                "use --spec-ext-verify uniform"
-            )
         loop = self.spec_ext_start(chosen)
         self._swaps = {}
         runner = self.draft_model_runner
@@ -76,6 +71,10 @@ class DFlashSteps(SpecExtWorker):
             self.model_runner.decode_cuda_graph_runner is not None,
             "decode graphs hold one verify width, and SGLang captures no other for DFLASH",
         )
+
+    def spec_ext_not_ragged(self) -> str | None:
+        """See SpecExtWorker."""
+        return "SGLang's DFLASH step verifies one width, and its drafts have no confidence head"
 
     def spec_ext_shape(self, step: Step) -> AbstractContextManager[None]:
         """See SpecExtWorker."""

@@ -13,7 +13,7 @@ from typing import Any
 from sglang_spec_ext import flags
 from sglang_spec_ext.workers.dspark_planner import LayoutPlanner
 from sglang_spec_ext.workers.dspark_proposer import BlockProposer, TimedProposer
-from sglang_spec_ext.workers.extended import RECURRENT, SIMULATED, NotServedError, SpecExtWorker
+from sglang_spec_ext.workers.extended import RECURRENT, SIMULATED, SpecExtWorker
 from sglang_spec_ext.workers.step import Step
 from sglang_spec_ext.workers.swap import Swap
 
@@ -31,12 +31,6 @@ class DSparkSteps(SpecExtWorker):
         assert chosen is not None
         if not self._hosts_draft:  # a pipeline's stage without the draft runs the target alone
             return
-        if chosen.verify == "ragged" and not self._verify_planner.carries_confidence:
-            raise NotServedError(
-                "--spec-ext-verify ragged needs a DSPARK draft with a confidence head, and "
-                f"SGLANG_RAGGED_VERIFY_MODE compact (it is {self._verify_planner.mode_value}); use --spec-ext-verify "
-                "uniform with this draft"
-            )
         loop = self.spec_ext_start(chosen)
         self._swaps = {}
         self._proposer = TimedProposer(self._proposer, loop)
@@ -45,6 +39,17 @@ class DSparkSteps(SpecExtWorker):
     def spec_ext_max_k(self) -> int:
         """See SpecExtWorker."""
         return int(self.gamma)
+
+    def spec_ext_not_ragged(self) -> str | None:
+        """See SpecExtWorker."""
+        planner = self._verify_planner
+        if planner.carries_confidence:
+            return None
+        return (
+            "this draft has no confidence head"
+            if planner.mode_value == "compact"
+            else f"SGLANG_RAGGED_VERIFY_MODE is {planner.mode_value}; leave it unset, or set compact"
+        )
 
     @cached_property
     def _graphed_fixed_width(self) -> bool:

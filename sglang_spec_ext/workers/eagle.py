@@ -48,11 +48,6 @@ class EagleSteps(SpecExtWorker):
         super().__init__(*args, **kwargs)
         chosen = flags.active_config()
         assert chosen is not None
-        if chosen.verify == "ragged":
-            raise NotServedError(
-                "--spec-ext-verify ragged needs confidences of the draft, which EAGLE does not have; "
-                "use --spec-ext-verify uniform"
-            )
         if self.adaptive_controller is not None:
             raise NotServedError(
                 "--speculative-adaptive and --spec-ext-mode both choose K; leave one of them out"
@@ -80,6 +75,10 @@ class EagleSteps(SpecExtWorker):
             get_parallel().pp_size > 1,
             "pipeline parallelism: the next step is drafted before this one is verified",
         )
+
+    def spec_ext_not_ragged(self) -> str | None:
+        """See SpecExtWorker."""
+        return "SGLang's EAGLE step verifies one width, and its drafts have no confidence head"
 
     def spec_ext_shape(self, step: Step) -> AbstractContextManager[None]:
         """See SpecExtWorker."""

@@ -4,10 +4,13 @@ The built-in worker class follows in the method resolution order. SGLang's worke
 to the target worker, so everything of ours has a class-level default.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from sglang_spec_ext.config import SpecExtConfig
 from sglang_spec_ext.control.controller import Controller
@@ -18,6 +21,8 @@ from sglang_spec_ext.workers.loop import AdaptiveLoop
 from sglang_spec_ext.workers.settings import controller_settings
 from sglang_spec_ext.workers.step import Step
 from sglang_spec_ext.workers.votes import ranks_of
+
+logger = logging.getLogger(__name__)
 
 SIMULATED = "SGLANG_SIMULATE_ACC_LEN forces accepted lengths that a narrower step does not have"
 RECURRENT = "the target keeps recurrent state, which is committed for one verify width"
@@ -33,6 +38,7 @@ class SpecExtWorker:
     spec_ext: AdaptiveLoop | None = None
     spec_ext_config: SpecExtConfig | None = None
     spec_ext_profile: str = "not run"  # where the cost table came from, or why there is none
+    spec_ext_uniform: str | None = None  # why one K runs for the whole batch although a budget was asked for
 
     if TYPE_CHECKING:
 
@@ -57,6 +63,10 @@ class SpecExtWorker:
             return "attention data parallelism: SGLang sizes the step of all ranks before a width is chosen"
         return next((reason for holds, reason in self.spec_ext_limits() if holds), None)
 
+    def spec_ext_not_ragged(self) -> str | None:
+        """Return why this worker cannot verify a budget shared out by request, or None."""
+        raise NotImplementedError
+
     def spec_ext_shape(self, step: Step) -> AbstractContextManager[None]:
         """Return a context in which the built-in worker runs the step as decided."""
         return nullcontext()
@@ -72,6 +82,10 @@ class SpecExtWorker:
         # with attention data parallelism a rank may be idle or prefill while others decode, so no vote may wait
         # for it; all run the fixed width (spec_ext_unserved)
         ranks = ranks_of(parallel.tp_group, 1 if parallel.attn_dp_enabled else parallel.tp_size)
+        if chosen.verify == "ragged" and (reason := self.spec_ext_not_ragged()) is not None:
+            logger.warning("sglang-spec-ext: --spec-ext-verify ragged runs as uniform: %s", reason)
+            self.spec_ext_uniform = f"--spec-ext-verify ragged runs as uniform: {reason}"
+            chosen = msgspec.structs.replace(chosen, verify="uniform")
         settings = controller_settings(chosen, max_k=self.spec_ext_max_k(), ranks=ranks.size)
         self.spec_ext_config = chosen
         self.spec_ext = AdaptiveLoop(
@@ -107,10 +121,9 @@ class SpecExtWorker:
     def spec_ext_snapshot(self) -> dict[str, Any]:
         """Return what /server_info shows."""
         assert self.spec_ext is not None
-        unserved = self.spec_ext_unserved()
         found = self.spec_ext.snapshot()
-        if unserved is not None:
-            found["inactive"] = [unserved, *found["inactive"]]
+        reasons = (self.spec_ext_unserved(), self.spec_ext_uniform)
+        found["inactive"] = [*(reason for reason in reasons if reason is not None), *found["inactive"]]
         cost = self.spec_ext.controller.cost
         return {
             "worker": type(self).__name__,

@@ -3,7 +3,6 @@
 Hooks around `SpeculativeAlgorithm.create_worker` and after `Scheduler.get_init_info`.
 """
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,6 @@ from sglang_spec_ext import __version__, flags
 from sglang_spec_ext.errors import SpecExtError
 from sglang_spec_ext.launch import PROOF_KEY
 
-RAGGED_MODE = "SGLANG_RAGGED_VERIFY_MODE"
 ADAPTIVE_ALGORITHMS = ("EAGLE", "EAGLE3", "DFLASH", "DSPARK")
 
 
@@ -30,9 +28,6 @@ def create_worker(original: Callable[..., Any], algorithm: Any, server_args: Any
             f"--spec-ext-mode needs --speculative-algorithm to be one of {', '.join(ADAPTIVE_ALGORITHMS)}, "
             f"got {algorithm.name}; leave --spec-ext-mode out"
         )
-    if chosen.verify == "ragged":
-        # SGLang loads a draft's confidence head, and captures graphs of several widths, in this mode alone
-        os.environ.setdefault(RAGGED_MODE, "compact")
     from sglang_spec_ext.workers.extended import extend
 
     if chosen.pd_transport != "off":

@@ -40,7 +40,7 @@ SETUPS = (
     Setup("dspark-ragged", "blend-dspark", ("--speculative-algorithm", "DSPARK", "--spec-ext-verify", "ragged")),
     Setup("dflash", "blend-dflash", ("--speculative-algorithm", "DFLASH")),
     Setup("eagle3", "blend-eagle3", ("--speculative-algorithm", "EAGLE3", *_EAGLE)),
-    Setup("eagle", "blend-eagle", ("--speculative-algorithm", "EAGLE", *_EAGLE)),
+    Setup("eagle", "blend-eagle", ("--speculative-algorithm", "EAGLE", *_EAGLE, "--spec-ext-verify", "ragged")),
 )
 
 

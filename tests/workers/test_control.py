@@ -2,6 +2,13 @@
 
 import concurrent.futures
 import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -14,7 +21,13 @@ def test_the_state_tells_what_runs(adaptive) -> None:
     state = adaptive.control.state()
     assert state["mode"] == "adaptive"
     assert state["worker"].startswith("SpecExt")
-    assert state["inactive"] == []
+    if adaptive.setup.name == "eagle":  # asked for a budget, which its step does not serve
+        assert [reason.partition(": ")[0] for reason in state["inactive"]] == [
+            "--spec-ext-verify ragged runs as uniform"
+        ]
+        assert state["verify"] == "uniform"
+    else:
+        assert state["inactive"] == []
     assert ("measured at this start" in state["profile"]) or ("kept from an earlier start" in state["profile"])
     assert state["cost_table"] == adaptive.control.cost_table()
     assert {curve["k"] for curve in state["cost_table"]["buckets"][0]["draft"]} >= set(state["tiers"]) - {0}
@@ -143,3 +156,33 @@ def test_top_shows_what_the_state_holds(adaptive, capsys) -> None:
     assert all(reason in shown for reason in state["reasons"])
     assert top.run(parser.parse_args([*arguments, "--json"])) == 0
     assert json.loads(capsys.readouterr().out)["tiers"] == state["tiers"]
+
+
+def test_top_redraws_on_a_terminal_until_it_is_interrupted(adaptive) -> None:
+    key = adaptive.client.headers["Authorization"].removeprefix("Bearer ")
+    command = [sys.executable, "-m", "sglang_spec_ext.cli", "top", str(adaptive.client.base_url), "--interval", "0.2"]
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "SGLANG_API_KEY": key, "TERM": "xterm", "COLUMNS": "100", "LINES": "60"}
+    shown = b""
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        try:
+            deadline = time.monotonic() + 120
+            while shown.count(b"mode adaptive") < 3 and time.monotonic() < deadline:
+                if select.select([ours], [], [], 1.0)[0]:
+                    shown += os.read(ours, 65536)
+            process.send_signal(signal.SIGINT)
+            while select.select([ours], [], [], 5.0)[0]:  # what is left must be read, or its last write waits
+                try:
+                    shown += os.read(ours, 65536)
+                except OSError:  # the terminal's other end is closed
+                    break
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+            os.close(ours)
+    text = shown.decode(errors="replace")
+    assert text.count("mode adaptive") >= 3
+    assert "\x1b[" in text  # drawn over the frame before, not below it
+    assert adaptive.control.state()["worker"] in text
+    assert "Traceback" not in text

@@ -1,5 +1,9 @@
 """From what the user asks to what the controller may choose."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from sglang_spec_ext.config import ConfigError, SpecExtConfig
@@ -33,3 +37,40 @@ def test_settings_carry_the_flags() -> None:
     assert (settings.hysteresis.min_gain, settings.hysteresis.dwell_steps) == (0.1, 300)
     assert settings.hysteresis.patience_steps >= 300
     assert settings.probe.max_fraction == 0.0
+
+
+ACTIVATE = """
+import os, sys
+from sglang_spec_ext import launch
+from sglang_spec_ext.config import SpecExtConfig
+with launch.ragged_mode_restored():
+    launch.activate(
+        SpecExtConfig(mode="adaptive", verify=sys.argv[2]), algorithm=sys.argv[1], disaggregation_mode="null"
+    )
+    inside = os.environ.get(launch.RAGGED_MODE)
+print(inside, os.environ.get(launch.RAGGED_MODE))
+"""
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("algorithm", "verify", "given", "shown"),
+    [
+        ("DSPARK", "ragged", None, "compact None"),
+        ("DSPARK", "ragged", "static", "static static"),  # a person's own choice stands
+        ("DSPARK", "uniform", None, "None None"),
+        ("DFLASH", "ragged", None, "None None"),
+    ],
+)
+def test_the_launcher_chooses_the_mode_that_a_ragged_dspark_needs(algorithm, verify, given, shown) -> None:
+    environment = {**os.environ, "SGLANG_PLATFORM": "spec_ext_cpu"}
+    environment |= {} if given is None else {"SGLANG_RAGGED_VERIFY_MODE": given}
+    done = subprocess.run(
+        [sys.executable, "-c", ACTIVATE, algorithm, verify],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == shown
