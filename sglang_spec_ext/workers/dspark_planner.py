@@ -1,7 +1,7 @@
 """Which draft tokens a DSPARK step verifies, as SGLang's RaggedVerifyLayout.
 
 The budget was decided before the draft from confidences of a fixed age; the live confidences only rank
-positions (control/verify.py has the rule and why).
+positions (kernels/survival_plan.py has the rule and why), where they lie: nothing is read on the host before the plan.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from sglang.srt.speculative.dspark_components.dspark_planner import (
 from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout, RaggedVerifyMode
 from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
 
-from sglang_spec_ext.control.verify import allocate, survival_of
+from sglang_spec_ext.kernels.survival_plan import survival_plan
 from sglang_spec_ext.records import IntArray
 from sglang_spec_ext.workers.step import Step
 
@@ -58,8 +58,7 @@ class LayoutPlanner:
         if step is None:
             return None
         bs = len(req_pool_indices)
-        lengths = self._lengths(step, confidence, bs)
-        width = torch.from_numpy(lengths + 1).to(device=device, dtype=torch.int32)
+        width = _widths(step, confidence, bs, device)
         self._tp_sync.sync(SpecTpSyncSite.DSPARK_PLAN, width)
         verify_lens = width.tolist()
         self.verified = np.asarray(verify_lens, np.int64) - 1
@@ -77,9 +76,10 @@ class LayoutPlanner:
         )
         return RaggedVerifyLayout.from_verify_lens(verify_lens_cpu=verify_lens, device=device, grid=grid)
 
-    def _lengths(self, step: Step, confidence: torch.Tensor | None, bs: int) -> IntArray:
-        decision = step.decision
-        if decision.budget is None or confidence is None:
-            return np.full(bs, decision.k, np.int64)
-        survival = survival_of(confidence.detach().float().cpu().numpy())
-        return allocate(survival, decision.budget).astype(np.int64)
+
+def _widths(step: Step, confidence: torch.Tensor | None, bs: int, device: Any) -> torch.Tensor:
+    """Return how many tokens [R] int32 each request verifies, on the device of the draft."""
+    decision = step.decision
+    if decision.budget is None or confidence is None:
+        return torch.full((bs,), decision.k + 1, dtype=torch.int32, device=device)
+    return survival_plan(confidence.detach().float(), decision.budget).verify_lens
