@@ -6,7 +6,7 @@ PYTHON = $(ENV)/bin/python
 TESTS ?= tests
 WORKERS ?= 2
 
-.PHONY: install env-path models demo check test bench clean
+.PHONY: install env-path models demo pd-demo check test soak bench clean
 
 install:
 	@./launch_scripts/create_env.sh >/dev/null
@@ -21,12 +21,19 @@ demo: install
 	@$(PYTHON) -m sglang_spec_ext.cli models prepare smollm2
 	@./launch_scripts/quickstart.sh
 
+pd-demo: install
+	@$(PYTHON) -m sglang_spec_ext.cli models prepare smollm2
+	@./launch_scripts/pd_demo.sh
+
 check: install
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m mypy sglang_spec_ext/control sglang_spec_ext/config.py sglang_spec_ext/flags.py sglang_spec_ext/records.py
 
 test: check models
 	$(PYTHON) -P -m pytest -n $(WORKERS) --dist loadgroup --durations=40 $(TESTS)
+
+soak: install models
+	$(PYTHON) -P -m pytest -m soak -s tests/pd/test_soak.py
 
 clean:
 	rm -rf .venv build dist *.egg-info

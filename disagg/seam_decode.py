@@ -10,6 +10,7 @@ from sglang_spec_ext.disagg.seam_peers import verdict_of
 from sglang_spec_ext.disagg.session import PdSession, current_session, handed_request
 
 NO_EXTENSION = "no_extension"
+HANDOFF = "spec_ext_handoff"  # (record or None, whether a stock peer's draft state is kept)
 
 
 def after_metadata_gate(_result: None, polls: list[int], decode_reqs: Any, _buffers: Any) -> None:
@@ -61,7 +62,7 @@ def around_commit(original: Any, queue: Any, decode_req: Any) -> None:
         session.counters.transfer_seconds += max(0.0, time.time() - told_at)
     original(queue, decode_req)
     keeps_stock = verdict is not None and NO_EXTENSION in verdict.reasons
-    req.spec_ext_handoff = (record, keeps_stock)
+    setattr(req, HANDOFF, (record, keeps_stock))
 
 
 def around_pop_transferred(original: Any, queue: Any, *args: Any, **kwargs: Any) -> list[Any]:
@@ -72,13 +73,15 @@ def around_pop_transferred(original: Any, queue: Any, *args: Any, **kwargs: Any)
     session = current_session()
     if session is not None and session.subscriber is not None:
         session.subscriber.pump()
-    reqs: list[Any] = original(queue, *args, **kwargs)
+    arrived: list[Any] = original(queue, *args, **kwargs)
+    # a warm-up request without a peer has no handoff, on no rank
+    reqs = [req for req in arrived if HANDOFF in req.__dict__]
     if session is None or not reqs:
-        return reqs
+        return arrived
     from sglang.srt.disaggregation.utils import all_reduce_flags
     from torch.distributed import ReduceOp
 
-    handoffs = [req.__dict__.pop("spec_ext_handoff", (None, True)) for req in reqs]
+    handoffs = [req.__dict__.pop(HANDOFF) for req in reqs]
     usable = [int(_is_usable(session, record)) for record, _ in handoffs]
     agreed = all_reduce_flags(usable, queue.gloo_group, ReduceOp.MIN)
     for req, (record, keeps_stock), ours, warm in zip(reqs, handoffs, usable, agreed, strict=True):
@@ -88,7 +91,7 @@ def around_pop_transferred(original: Any, queue: Any, *args: Any, **kwargs: Any)
             if ours:
                 session.counters.records_missing["peer_rank"] += 1
             start_cold(session, req, keeps_stock=keeps_stock)
-    return reqs
+    return arrived
 
 
 def _is_usable(session: PdSession, record: DraftRecord | None) -> bool:

@@ -51,7 +51,9 @@ def around_set_buf(original: Any, buffers: Any, req: Any) -> None:
         original(buffers, req)
     finally:
         req.hidden_states_tensor = hidden
-    if req.bootstrap_room is None:
+    from sglang.srt.disaggregation.utils import FAKE_BOOTSTRAP_HOST
+
+    if req.bootstrap_host == FAKE_BOOTSTRAP_HOST or req.bootstrap_room is None:
         return  # a warm-up request without a peer
     if session.capability.algorithm in EAGLE_ALGORITHMS:
         arrays = builders.eagle_arrays(req)

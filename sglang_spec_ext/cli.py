@@ -13,6 +13,7 @@ from collections.abc import Sequence
 COMMANDS = {
     "bench": ("sglang_spec_ext.commands.bench", "check and time the kernels and the engine"),
     "demo": ("sglang_spec_ext.commands.demo", "ask a real server, without and with speculation"),
+    "demo-pd": ("sglang_spec_ext.commands.demo_pd", "the same with prefill and decode on separate servers"),
     "doctor": ("sglang_spec_ext.commands.doctor", "check this machine, the installed SGLang and every hook"),
     "models": ("sglang_spec_ext.commands.models", "prepare, check and train checkpoints"),
     "profile": ("sglang_spec_ext.commands.profile", "measure the cost table of a server without serving"),

@@ -13,7 +13,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,10 +81,14 @@ def session_members(session: int) -> list[int]:
 
 
 def start_server(
-    argv: Sequence[str], *, environment: dict[str, str] | None = None, launcher: Sequence[str] | None = None
+    argv: Sequence[str],
+    *,
+    environment: Mapping[str, str] | None = None,
+    launcher: Sequence[str] | None = None,
+    port: int | None = None,
 ) -> Server:
-    """Start `sglang.launch_server` with `argv` on a free port; returns at once, before it is ready."""
-    port = free_port()
+    """Start `sglang.launch_server` with `argv`, on a free port; returns at once, before it is ready."""
+    port = free_port() if port is None else port
     command = [*(launcher or [sys.executable, "-m", "sglang.launch_server"]), *argv]
     command += ["--host", HOST, "--port", str(port)]
     handle, name = tempfile.mkstemp(prefix="spec_ext_server_", suffix=".log")
@@ -100,21 +104,21 @@ def start_server(
     return Server(f"http://{HOST}:{port}", process, Path(name))
 
 
-def wait_until_ready(server: Server, timeout_s: float = START_TIMEOUT_S) -> None:
-    """Wait until the server answers `/health`; raise `ServerFailed` with its log when it ends first."""
+def wait_until_ready(server: Server, timeout_s: float = START_TIMEOUT_S, *, route: str = "/health") -> None:
+    """Wait until the server answers `route`; raise `ServerFailed` with its log when it ends first."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if server.process.poll() is not None:
             raise ServerFailed(f"the server ended with status {server.process.returncode}\n{server.log_tail()}")
-        if _healthy(server):
+        if _answers(server, route):
             return
         time.sleep(0.2)
     raise ServerFailed(f"the server was not ready after {timeout_s:.0f} s\n{server.log_tail()}")
 
 
-def _healthy(server: Server) -> bool:
+def _answers(server: Server, route: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{server.url}/health", timeout=5) as answer:  # noqa: S310 - our own loopback
+        with urllib.request.urlopen(f"{server.url}{route}", timeout=5) as answer:  # noqa: S310 - our own loopback
             return bool(answer.status == 200)
     except OSError:  # URLError is one
         return False

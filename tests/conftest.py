@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-SHARED_SERVERS = ("served", "adaptive")  # session fixtures, each parameter of which is one running server
+SHARED_SERVERS = ("served", "adaptive", "pd_pair")  # session fixtures, each parameter of which is one running server
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

@@ -56,16 +56,18 @@ def switch_metrics_on(labels: Mapping[str, str]) -> None:
         session.counted = PdMetrics(labels, session.counters).update
 
 
-def snapshot() -> dict[str, Any] | None:
+def snapshot(scheduler: Any) -> dict[str, Any] | None:
     """Return what /server_info shows of the handoff."""
     session = current_session()
     if session is None:
         return None
     counters = {f"{name}{{{label}}}" if label else name: value for name, label, value in session.counters.rows()}
+    slots = scheduler.req_to_metadata_buffer_idx_allocator
     return {
         "role": session.role,
         "transport": session.options.transport,
         "row_bytes": session.codec.row_bytes,
+        "slots": {"size": slots.size, "free": slots.available_size(), "errors": slots.errors},
         "peers": dict(session.peers),
         "counters": counters,
     }

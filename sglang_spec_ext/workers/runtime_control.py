@@ -20,7 +20,7 @@ def add_state(output: Any, controller: Any, recv_req: Any) -> Any:
         if worker.spec_ext_config.pd_transport != "off":
             from sglang_spec_ext.workers import handoff
 
-            state["pd"] = handoff.snapshot()
+            state["pd"] = handoff.snapshot(controller.scheduler)
     return output
 
 

@@ -20,6 +20,7 @@ ALLOWED = {
     "hook_install": {"hook", "errors"},
     "draft_check": {"errors", "models"},
     "testing": set(),
+    "testing_pd": {"testing"},
     "launch": {"cpu", "flags", "config", "errors", "hook_install", "hooks", "__init__"},
     "scratch": set(),
     "plugin": {"scratch", "errors", "flags", "cpu", "hook_install", "hooks"},
@@ -38,7 +39,7 @@ ALLOWED = {
     "metrics": {"records"},
     "runtime": {"errors", "config"},
     "commands": {"cli", "doctor", "models", "control", "records", "errors", "kernels", "runtime", "config", "flags",
-                 "testing", "cpu", "engine", "__init__"},
+                 "testing", "testing_pd", "cpu", "engine", "__init__"},
 }
 # parts that must import without torch and without SGLang, even lazily
 PURE = ("control", "records", "errors", "hook", "hooks", "hooks_cpu", "config", "flags")
