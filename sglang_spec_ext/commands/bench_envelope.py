@@ -23,6 +23,7 @@ from sglang_spec_ext.cpu import selection
 from sglang_spec_ext.models.cache import home
 
 QUICK_S = 450.0  # a quick run starts nothing after this, and ends within eight minutes
+MARKS = ("<!-- envelope -->", "<!-- /envelope -->")
 CONCURRENCY = (1, 2, 4, 8, 16, 32)
 
 
@@ -32,6 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object and nothing else")
     parser.add_argument("--out", type=Path, default=Path("bench_results/envelope"), metavar="DIR")
     parser.add_argument("--render", type=Path, metavar="JSON", help="measure nothing; table and plots of a report")
+    parser.add_argument("--into", type=Path, metavar="PAGE", help="put the table between the marks in this page, too")
     parser.add_argument("--no-plot", action="store_true", help="write no PNG")
     parser.add_argument("--target", type=Path, help="folder of the model [default: the prepared SmolLM2]")
     parser.add_argument(
@@ -62,12 +64,23 @@ def run(args: argparse.Namespace) -> int:
     if args.render is None:
         (args.out / "envelope.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     (args.out / "envelope.md").write_text(text, encoding="utf-8")
+    if args.into is not None:
+        _put(text, args.into)
     if not args.no_plot:
         from sglang_spec_ext.commands.bench_envelope_plot import plots
 
         plots(report, args.out)
     print(json.dumps(report) if args.json else text)
     return 0
+
+
+def _put(text: str, page: Path) -> None:
+    """Replace what stands between the marks of a page."""
+    whole = page.read_text(encoding="utf-8") if page.exists() else ""
+    if any(whole.count(mark) != 1 for mark in MARKS):
+        raise UsageError(f"--into {page}: needs the lines {MARKS[0]} and {MARKS[1]} once each")
+    before, after = whole.split(MARKS[0])[0], whole.split(MARKS[1])[1]
+    page.write_text(f"{before}{MARKS[0]}\n{text}{MARKS[1]}{after}", encoding="utf-8")
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 import subprocess
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 from sglang_spec_ext.commands.bench_envelope_setups import ServerSpec
 from sglang_spec_ext.errors import SpecExtError
 from sglang_spec_ext.runtime import SpecExt
-from sglang_spec_ext.testing import Server, ServerFailed, running_server
+from sglang_spec_ext.testing import Server, ServerFailed, start_server, wait_until_ready
 
 MIN_FREE_BYTES = 3 << 30  # what a start must find free; one small server takes about as much
+START_TIMEOUT_S = 1800.0  # large weights, captured graphs and a profile
 TABLE_TIMEOUT_S = 1200.0
 TABLE_FLAG = "--speculative-dspark-sps-table-path"
 
@@ -82,10 +84,23 @@ class Fleet:
                 raise Unavailable("SGLang's profiler gave no cost table")
             spec = replace(spec, arguments=(*spec.arguments, TABLE_FLAG, str(self.table)))
         closing = ExitStack()
-        environment = {**spec.environment, "SPEC_EXT_HOME": str(self._home)}
-        server = closing.enter_context(running_server(spec.arguments, environment=environment))
+        server = closing.enter_context(serving(spec, {"SPEC_EXT_HOME": str(self._home)}))
         control = SpecExt(server.url) if spec.extended else None
         return Running(server, control, closing)
+
+
+@contextmanager
+def serving(spec: ServerSpec, environment: dict[str, str]) -> Iterator[Server]:
+    """Run a server for the duration of a block; ServerFailed with its log when it does not become ready."""
+    server = start_server(spec.arguments, environment={**spec.environment, **environment})
+    try:
+        wait_until_ready(server, START_TIMEOUT_S)
+        yield server
+    finally:
+        try:
+            server.stop()
+        finally:
+            server.log.unlink(missing_ok=True)
 
 
 def reason_of(error: Exception) -> str:
@@ -111,7 +126,7 @@ def profile_by_sglang(spec: ServerSpec, out: Path, *, batch_sizes: list[int], st
     command += ["--out", table, "--batch-size", *batch_sizes]
     command += ["--min-steady-steps", 12, "--min-steady-seconds", steady_s]
     try:
-        with running_server(spec.arguments, environment=spec.environment) as server:
+        with serving(spec, {}) as server:
             done = subprocess.run(
                 [str(part) for part in [*command, "--base-url", server.url]],
                 capture_output=True, text=True, timeout=TABLE_TIMEOUT_S, check=False,

@@ -126,6 +126,14 @@ def test_table_and_plots_come_from_the_json_alone(report, tmp_path, capsys):
     for name in ("envelope.png", "shifting-dspark-adaptive.png"):
         assert (tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG")
     assert not (tmp_path / "out" / "envelope.json").exists()
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- envelope -->\nold\n<!-- /envelope -->\nafter\n")
+    into = ["--into", str(page), "--out", str(tmp_path), "--no-plot"]
+    assert main(["bench", "envelope", "--render", str(path), *into]) == 0
+    assert page.read_text() == f"before\n<!-- envelope -->\n{reporting.markdown(report)}<!-- /envelope -->\nafter\n"
+    page.write_text("no marks")
+    assert main(["bench", "envelope", "--render", str(path), *into]) == 2
+    capsys.readouterr()
     path.write_text('{"samples": 3}')
     assert main(["bench", "envelope", "--render", str(path), "--out", str(tmp_path)]) == 2
     assert "not a report of this command" in capsys.readouterr().err
