@@ -45,6 +45,14 @@ class SpecExtConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             pattern=r"^(auto|\d+(,\d+)*)$",
         ),
     ] = "auto"
+    ladder: Annotated[
+        str,
+        Meta(
+            description="none, or a JSON file that bounds K by batch size: vLLM's "
+            "num_speculative_tokens_per_batch_size, or SGLang's --speculative-adaptive-config.",
+            min_length=1,
+        ),
+    ] = "none"
     verify: Annotated[
         Verify,
         Meta(

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from sglang_spec_ext import __version__, flags
-from sglang_spec_ext.config import SpecExtConfig
+from sglang_spec_ext.config import ConfigError, SpecExtConfig
+from sglang_spec_ext.control.ladder import LARGEST_K, LadderError, read_ladder
 from sglang_spec_ext.cpu import selection
 from sglang_spec_ext.errors import SpecExtError
 
@@ -48,6 +49,7 @@ def activate(chosen: SpecExtConfig, *, algorithm: str | None, disaggregation_mod
     from sglang_spec_ext.hooks import ACTIVE_HOOKS, DRAFT_HOOKS, PD_HOOKS
 
     _require_a_platform()
+    _check_ladder(chosen)
     if disaggregation_mode == "null":
         chosen = msgspec.structs.replace(chosen, pd_transport="off")
     flags.export(chosen)
@@ -67,6 +69,15 @@ def ragged_mode_restored() -> Iterator[None]:
     finally:
         if before is None:
             os.environ.pop(RAGGED_MODE, None)
+
+
+def _check_ladder(chosen: SpecExtConfig) -> None:
+    """Refuse a ladder that cannot be used before anything is loaded; the draft's own K is checked later."""
+    if chosen.ladder != "none":
+        try:
+            read_ladder(chosen.ladder, max_k=LARGEST_K)
+        except LadderError as error:
+            raise ConfigError(f"--spec-ext-ladder {error}") from error
 
 
 def _require_a_platform() -> None:

@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
 _SLOT_KEYS = {
@@ -22,7 +23,8 @@ _SLOT_KEYS = {
     "down_hysteresis",
     "ceiling_coeff",
 }
-_LARGEST_K = 255
+VLLM_KEY = "num_speculative_tokens_per_batch_size"
+LARGEST_K = 255
 
 
 class LadderError(ValueError):
@@ -31,8 +33,8 @@ class LadderError(ValueError):
 
 def check_tiers(tiers: Sequence[Any], key: str = "tiers") -> tuple[int, ...]:
     """Return the tiers if they are distinct, rising K >= 0 with one above 0."""
-    if not tiers or any(not _is_int(k) or not 0 <= k <= _LARGEST_K for k in tiers):
-        raise LadderError(f"{key}: needs integers in 0..{_LARGEST_K}, got {list(tiers)}")
+    if not tiers or any(not _is_int(k) or not 0 <= k <= LARGEST_K for k in tiers):
+        raise LadderError(f"{key}: needs integers in 0..{LARGEST_K}, got {list(tiers)}")
     if list(tiers) != sorted(set(tiers)):
         raise LadderError(f"{key}: must be distinct and rising, got {list(tiers)}; sort them, drop repeats")
     if tiers[-1] == 0:
@@ -53,9 +55,29 @@ class BatchLadder:
         return self.caps[max(0, bisect_right(self.starts, num_reqs) - 1)]
 
 
+def read_ladder(path: str | Path, *, max_k: int) -> BatchLadder:
+    """Read a file in either form: an object with vLLM's key (or its bare list of bands), or SGLang's slots."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LadderError(f"{path}: cannot be read ({error}); give a JSON file") from error
+    try:
+        raw = _strict_json(text)
+        if isinstance(raw, list):
+            return from_vllm_table(raw, max_k=max_k)
+        if not isinstance(raw, dict) or VLLM_KEY not in raw:
+            return from_sglang_adaptive(text)
+        if len(raw) > 1:
+            other = next(key for key in raw if key != VLLM_KEY)
+            raise LadderError(f"{other!r}: unknown key beside {VLLM_KEY}; leave it out")
+        return from_vllm_table(raw[VLLM_KEY], max_k=max_k)
+    except LadderError as error:
+        raise LadderError(f"{path}: {error}") from error
+
+
 def from_vllm_table(rows: Sequence[Any], *, max_k: int) -> BatchLadder:
     """Read `[[first, last, K], ...]`: starts at 1, no overlap; a gap keeps the K before it."""
-    key = "num_speculative_tokens_per_batch_size"
+    key = VLLM_KEY
     if not isinstance(rows, list | tuple) or not rows:
         raise LadderError(f"{key}: needs a list of [first, last, K], got {rows!r}")
     starts, caps = [], []
@@ -122,15 +144,15 @@ def _slot_cap(key: str, slot: dict[str, Any]) -> int:
     steps = slot.get("candidate_steps")
     if not isinstance(steps, list) or not steps or any(not _is_int(k) for k in steps):
         raise LadderError(f"{name}: candidate_steps needs a list of integers, got {steps!r}")
-    if not all(0 <= k <= _LARGEST_K for k in steps):
-        raise LadderError(f"{name}: candidate_steps needs integers in 0..{_LARGEST_K}, got {steps!r}")
+    if not all(0 <= k <= LARGEST_K for k in steps):
+        raise LadderError(f"{name}: candidate_steps needs integers in 0..{LARGEST_K}, got {steps!r}")
     if len(set(steps)) != len(steps):
         raise LadderError(f"{name}: candidate_steps repeats a value: {steps}")
     for field, low, high in (
         ("ema_alpha", 0.0, 1.0),
-        ("up_hysteresis", -_LARGEST_K, _LARGEST_K),
-        ("down_hysteresis", -_LARGEST_K, _LARGEST_K),
-        ("ceiling_coeff", 0.0, _LARGEST_K),
+        ("up_hysteresis", -LARGEST_K, LARGEST_K),
+        ("down_hysteresis", -LARGEST_K, LARGEST_K),
+        ("ceiling_coeff", 0.0, LARGEST_K),
     ):
         value = slot.get(field, low)
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:

@@ -2,6 +2,7 @@
 
 from sglang_spec_ext.config import ConfigError, SpecExtConfig
 from sglang_spec_ext.control.hysteresis import HysteresisSettings
+from sglang_spec_ext.control.ladder import BatchLadder, LadderError, read_ladder
 from sglang_spec_ext.control.probe import ProbeSettings
 from sglang_spec_ext.control.settings import ControllerSettings, Verify
 from sglang_spec_ext.records import Mode
@@ -24,11 +25,22 @@ def tiers_of(chosen: str, max_k: int) -> tuple[int, ...]:
     return tuple(sorted(tiers | {max_k}))
 
 
+def ladder_of(path: str, max_k: int) -> BatchLadder | None:
+    """Return the ladder of a draft that makes `max_k` tokens; ConfigError when the file asks for more."""
+    if path == "none":
+        return None
+    try:
+        return read_ladder(path, max_k=max_k)
+    except LadderError as error:
+        raise ConfigError(f"--spec-ext-ladder {error}") from error
+
+
 def controller_settings(chosen: SpecExtConfig, *, max_k: int, ranks: int) -> ControllerSettings:
     """Return the settings of the controller of one replica."""
     return ControllerSettings(
         tiers=tiers_of(chosen.tiers, max_k),
         fixed_k=max_k,
+        ladder=ladder_of(chosen.ladder, max_k),
         mode=Mode(chosen.mode),
         verify=Verify(chosen.verify),
         hysteresis=HysteresisSettings(

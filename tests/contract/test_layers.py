@@ -21,7 +21,7 @@ ALLOWED = {
     "draft_check": {"errors", "models"},
     "testing": set(),
     "testing_pd": {"testing"},
-    "launch": {"cpu", "flags", "config", "errors", "hook_install", "hooks", "__init__"},
+    "launch": {"control", "cpu", "flags", "config", "errors", "hook_install", "hooks", "__init__"},
     "scratch": set(),
     "plugin": {"scratch", "errors", "flags", "cpu", "hook_install", "hooks"},
     "engine": {"flags", "launch", "config"},

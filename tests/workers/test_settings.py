@@ -1,5 +1,6 @@
 """From what the user asks to what the controller may choose."""
 
+import json
 import os
 import subprocess
 import sys
@@ -37,6 +38,55 @@ def test_settings_carry_the_flags() -> None:
     assert (settings.hysteresis.min_gain, settings.hysteresis.dwell_steps) == (0.1, 300)
     assert settings.hysteresis.patience_steps >= 300
     assert settings.probe.max_fraction == 0.0
+
+
+SLOTS = {"1": {"candidate_steps": [1, 7]}, "8": {"candidate_steps": [1, 3], "ema_alpha": 0.2}}
+
+
+@pytest.mark.parametrize(
+    ("content", "caps"),
+    [
+        ({"num_speculative_tokens_per_batch_size": [[1, 4, 7], [5, 32, 3], [33, 64, 0]]}, {4: 7, 5: 3, 64: 0}),
+        ([[1, 4, 7], [5, 32, 3]], {4: 7, 5: 3, 64: 3}),
+        (SLOTS, {1: 7, 7: 7, 8: 3, 64: 3}),
+    ],
+    ids=["vllm", "vllm bare", "sglang"],
+)
+def test_a_ladder_file_bounds_k(tmp_path, content, caps) -> None:
+    path = tmp_path / "ladder.json"
+    path.write_text(json.dumps(content))
+    settings = controller_settings(SpecExtConfig(ladder=str(path)), max_k=7, ranks=1)
+    assert {size: settings.ladder.cap(size) for size in caps} == caps
+
+
+@pytest.mark.parametrize(
+    ("content", "rule"),
+    [
+        ("[[1, 4, 9]]", r"num_speculative_tokens_per_batch_size\[0\]: K must be in 0..7"),
+        ('{"num_speculative_tokens_per_batch_size": [[2, 4, 1]]}', "first band must start at 1"),
+        ('{"num_speculative_tokens_per_batch_size": [[1, 4, 1]], "model": "m"}', "'model': unknown key"),
+        ('{"1": {"candidate_steps": [1], "ema_alhpa": 0.2}}', "unknown key 'ema_alhpa'"),
+        ('{"one": {}}', "adaptive config key 'one'"),
+        ("{", "not JSON"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_ladder_that_cannot_be_used_is_refused_with_its_key(tmp_path, content, rule) -> None:
+    path = tmp_path / "ladder.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match=rf"--spec-ext-ladder .*ladder.json: .*{rule}"):
+        controller_settings(SpecExtConfig(ladder=str(path)), max_k=7, ranks=1)
+
+
+def test_the_launcher_refuses_a_wrong_ladder_before_anything_is_loaded(tmp_path) -> None:
+    pytest.importorskip("torch")
+    from sglang_spec_ext import launch
+
+    path = tmp_path / "ladder.json"
+    path.write_text('{"1": {"candidate_steps": []}}')
+    with pytest.raises(ConfigError, match="candidate_steps needs a list"):
+        launch._check_ladder(SpecExtConfig(mode="adaptive", ladder=str(path)))
 
 
 ACTIVATE = """
