@@ -15,12 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from sglang_spec_ext.testing import running_server
+from sglang_spec_ext.testing import HOST, free_port, running_server, start_server, wait_until_ready
 from sglang_spec_ext.testing_pd import ROLES, Pair, RequestFailed, ask, running_pair
 
-from .conftest import CPU, TOKENS, PdSetup, Served, arguments, first_steps, prompts, skip_without
+from .conftest import COMMON, CPU, TOKENS, PdSetup, Served, arguments, first_steps, prompts, skip_without
 
 pytestmark = [pytest.mark.engine, pytest.mark.soak, pytest.mark.timeout(3600)]
+SCRIPTS = Path(__file__).parents[2] / "launch_scripts"
 REQUESTS, CONCURRENCY = 200, 8
 MATRIX = [PdSetup(name, backend) for name in ("EAGLE3", "DFLASH", "DSPARK") for backend in ("nixl", "mooncake_tcp")]
 
@@ -126,6 +127,70 @@ def _until_whole(served: Served, reference, within_s: float = 90.0) -> None:
             time.sleep(2.0)
         else:
             return
+
+
+def test_a_router_that_is_killed_in_the_middle(fault_pair, reference) -> None:
+    """Its clients lose their answers, and nothing else happens."""
+    pair, port = fault_pair.pair, free_port()
+    environment = {
+        "SPEC_EXT_PD_PREFILL": pair.servers["prefill"].url.removeprefix("http://"),
+        "SPEC_EXT_PD_DECODE": pair.servers["decode"].url.removeprefix("http://"),
+        "SPEC_EXT_PD_ROUTER": f"{HOST}:{port}",
+        "SPEC_EXT_PD_BOOTSTRAP": str(pair.bootstrap_port),
+    }
+    router = start_server([], environment=environment, launcher=[str(SCRIPTS / "pd_router.sh")], port=port)
+    try:
+        wait_until_ready(router, route="/readiness")
+        asked = prompts(16, seed=41)
+        with concurrent.futures.ThreadPoolExecutor(CONCURRENCY) as clients:
+            running = [clients.submit(_through, router.url, ids) for ids in asked]
+            while sum(answer.done() for answer in running) < 2:
+                time.sleep(0.01)
+            router.kill()
+            ends = [answer.result(timeout=300) for answer in running]
+    finally:
+        router.kill()
+        router.log.unlink(missing_ok=True)
+    for ids, end in zip(asked, ends, strict=True):
+        assert end is None or end == reference(ids, 64)
+    assert ends.count(None) not in {0, len(ends)}
+    assert all(server.process.poll() is None for server in pair.servers.values())
+    _until_whole(fault_pair, reference)
+
+
+def _through(url: str, ids: list[int]) -> list[int] | None:
+    """Return the tokens that a router gives, None where the request failed."""
+    body = {"input_ids": ids, "sampling_params": {"temperature": 0, "max_new_tokens": 64, "ignore_eos": True}}
+    with contextlib.suppress(RequestFailed):
+        return ask(f"{url}/generate", body)["output_ids"]
+    return None
+
+
+def test_time_to_the_second_token_with_and_without_records(checkpoint) -> None:
+    """One prefill server, two decode servers of which one takes no records; requests alternate between them."""
+    model, draft = str(checkpoint("smollm2")), str(Path(__file__).parents[2] / "models" / "smollm2-135m-dspark")
+    serve = ["--model-path", model, *COMMON, "--speculative-algorithm", "DSPARK"]
+    serve += ["--speculative-draft-model-path", draft]
+    environment = {**CPU, "OMP_NUM_THREADS": "2"}
+    with running_pair(dict.fromkeys(ROLES, serve), backend="nixl", environment=environment) as pair:
+        cold = Pair("nixl", {"decode": [*serve, "--spec-ext-pd-transport", "off"]}, environment, pair.bootstrap_port)
+        try:
+            cold.start("decode")
+            cold.servers["prefill"] = pair.servers["prefill"]
+            seconds: dict[str, list[float]] = {"with": [], "without": []}
+            sides = [("with", pair, 4), ("without", cold, 5)]
+            for ids in prompts(60, seed=51):
+                for name, servers, first in sides:  # another first token, so that neither finds a cached prefix
+                    start = time.perf_counter()
+                    servers.send(servers.body([first, *ids], max_new_tokens=2))
+                    seconds[name].append(time.perf_counter() - start)
+                sides.reverse()
+            gains = [b - a for a, b in zip(seconds["with"][10:], seconds["without"][10:], strict=True)]
+            medians = {name: statistics.median(values[10:]) for name, values in seconds.items()}
+            print(f"\nseconds to the second token, median: {medians}; gained per request {statistics.median(gains)}")  # noqa: T201 - see above
+            assert sum(first_steps(pair.handoff("decode")["counters"], "warm").values()) == 60
+        finally:
+            cold.stop("decode")
 
 
 @pytest.mark.parametrize("policy", ["degrade", "refuse"])
