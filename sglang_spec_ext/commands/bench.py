@@ -13,6 +13,10 @@ BENCHMARKS = {
         "sglang_spec_ext.commands.bench_kernels",
         "our kernels, their torch twins, torch.compile and SGLang's own, checked and timed",
     ),
+    "overhead": (
+        "sglang_spec_ext.commands.bench_overhead",
+        "what the extension costs a step whose width it does not change, against stock SGLang",
+    ),
     "platform": (
         "sglang_spec_ext.commands.bench_platform",
         "a decode step of the CPU platform against transformers, and the price of verifying eight tokens",

@@ -24,7 +24,7 @@ from sglang_spec_ext.models.cache import home
 
 QUICK_S = 450.0  # a quick run starts nothing after this, and ends within eight minutes
 MARKS = ("<!-- envelope -->", "<!-- /envelope -->")
-CONCURRENCY = (1, 2, 4, 8, 16, 32)
+CONCURRENCY, QUICK_CONCURRENCY = (1, 2, 4, 8, 16, 32), (1, 4, 16)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -43,10 +43,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--only", nargs="+", choices=setting.KINDS, help="kinds of settings to measure [default: all]")
     parser.add_argument("--tiers", default="auto", help="K to choose from, as for --spec-ext-tiers")
-    parser.add_argument("--concurrency", type=int, nargs="+", help="requests in flight [default: 1 2 4 8 16 32]")
-    parser.add_argument("--rounds", type=int, help="repeats [default: 5, quick 1]")
-    parser.add_argument("--tokens", type=int, help="tokens of each answer [default: 96, quick 32]")
-    parser.add_argument("--cell-seconds", type=float, help="time of one load in one setting [default: 15, quick 3]")
+    loads = "requests in flight [default: 1 2 4 8 16 32, quick 1 4 16]"
+    parser.add_argument("--concurrency", type=int, nargs="+", help=loads)
+    parser.add_argument("--rounds", type=int, help="repeats [default: 3, quick 1]")
+    parser.add_argument("--tokens", type=int, help="tokens of each answer [default: 64, quick 32]")
+    parser.add_argument("--cell-seconds", type=float, help="time of one load in one setting [default: 10, quick 3]")
     parser.add_argument("--limit", type=float, metavar="SECONDS", help="start nothing after this [default: quick 450]")
     parser.add_argument(
         "--alive", type=int, help="servers alive at a time [default: all on the CPU platform, 1 on a GPU]"
@@ -156,7 +157,7 @@ def _choice(args: argparse.Namespace) -> setting.Choice:
 
 
 def _concurrency(args: argparse.Namespace) -> tuple[int, ...]:
-    wanted = tuple(sorted(set(args.concurrency or CONCURRENCY)))
+    wanted = tuple(sorted(set(args.concurrency or (QUICK_CONCURRENCY if args.quick else CONCURRENCY))))
     if wanted[0] < 1:
         raise UsageError(f"--concurrency: must be >= 1, got {wanted[0]}")
     return wanted
@@ -165,7 +166,7 @@ def _concurrency(args: argparse.Namespace) -> tuple[int, ...]:
 def _amount(args: argparse.Namespace, began: float, *, side_by_side: bool) -> Any:
     from sglang_spec_ext.commands.bench_envelope_measure import Amount
 
-    rounds, tokens, cell_s = (1, 32, 3.0) if args.quick else (5, 96, 15.0)
+    rounds, tokens, cell_s = (1, 32, 3.0) if args.quick else (3, 64, 10.0)
     limit = args.limit or (QUICK_S if args.quick else float("inf"))
     return Amount(
         concurrency=_concurrency(args), rounds=args.rounds or rounds, tokens=args.tokens or tokens,
@@ -206,7 +207,7 @@ def _circumstances() -> dict[str, Any]:
         "machine": {"cpu": model, "cores": os.cpu_count(), "devices": devices, "system": platform.platform()},
         "versions": versions,
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "command": " ".join(["spec-ext", *sys.argv[1:]]),
+        "command": " ".join(["spec-ext", *sys.argv[1:]]).replace(str(Path.home()), "~"),
     }
 
 

@@ -41,10 +41,10 @@ def _levels(report: Mapping[str, Any], path: Path) -> Path:
         if not points:
             continue
         loads = [load for load, _ in points]
-        axis.plot(loads, [found["median"] for _, found in points], label=name, **_STYLES[setup["role"]])
+        (line,) = axis.plot(loads, [found["median"] for _, found in points], label=name, **_STYLES[setup["role"]])
         if setup["role"] == "adaptive":
             low, high = ([found[end] for _, found in points] for end in ("min", "max"))
-            axis.fill_between(loads, low, high, alpha=0.15)
+            axis.fill_between(loads, low, high, alpha=0.15, color=line.get_color())
     axis.set_xscale("log", base=2)
     axis.set(xlabel="requests in flight", ylabel="output tokens per second", ylim=(0, None))
     ticks = [level["concurrency"] for level in report["levels"]]

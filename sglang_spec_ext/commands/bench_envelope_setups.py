@@ -18,7 +18,7 @@ ALGORITHMS = ("DSPARK", "DFLASH", "EAGLE3", "EAGLE")
 STOCK_STEPS = 3  # what SGLang's documentation starts EAGLE with
 OUR_STEPS = 7  # the deepest slot of stock `--speculative-adaptive`, so that both choose from as many
 KV_TOKENS_PER_REQUEST = 768  # the longest prompt and answer of the benchmark, on the CPU
-CORE = ("none", "fixed", "static", "adaptive", "ragged")  # what `--quick` measures
+CORE = ("none", "fixed", "adaptive", "ragged")  # what `--quick` measures
 
 
 class Role(StrEnum):
