@@ -4,6 +4,8 @@ No router is needed: `Pair.generate` sends each request to both servers, as a ro
 """
 
 import contextlib
+import ctypes
+import importlib.util
 import json
 import random
 import urllib.error
@@ -24,6 +26,19 @@ LOOPBACK = {  # every transfer stays on this machine
 }
 ROLES = ("prefill", "decode")
 ANSWER_TIMEOUT_S = 120.0
+
+
+def missing_part(backend: str) -> str | None:
+    """Return what this machine lacks for a transfer back end of SGLang, None when it can run."""
+    module = backend.partition("_")[0]
+    if importlib.util.find_spec(module) is None:
+        return f"{module} is not installed (extra [pd]; requirements/no-deps.txt says how)"
+    if module == "mooncake":
+        try:
+            ctypes.CDLL("libibverbs.so.1")
+        except OSError:
+            return "mooncake needs libibverbs.so.1, for TCP too (Debian: apt-get install libibverbs1)"
+    return None
 
 
 class RequestFailed(RuntimeError):

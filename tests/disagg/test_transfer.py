@@ -4,7 +4,6 @@ One pair of processes serves all scenarios; after each, the free slots are back 
 a plain handoff works.
 """
 
-import importlib.util
 import itertools
 import json
 import os
@@ -15,6 +14,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from sglang_spec_ext.testing_pd import missing_part
 
 SLOTS, TOPK = 6, 20
 ANSWER_WITHIN_S, START_WITHIN_S = 120, 1200  # bounds of a failing run; a start takes 10 s on an idle machine
@@ -30,13 +31,6 @@ ENVIRONMENT = {
     "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "15",
 }
 rooms = itertools.count(1001)
-
-
-def missing_part(module):
-    """Return what this machine lacks, None if it can run."""
-    if importlib.util.find_spec(module) is None:
-        return f"{module} is not installed (extras [engine] and [pd])"
-    return None
 
 
 class Peer:
@@ -136,9 +130,7 @@ class Pair:
 
 @pytest.fixture(scope="module")
 def peers():
-    reason = missing_part("sglang")
-    if reason:
-        pytest.skip(reason)
+    pytest.importorskip("sglang")
     made = Pair()
     try:
         for peer in (made.prefill, made.decode):

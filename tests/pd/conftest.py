@@ -1,6 +1,5 @@
 """Pairs of real prefill and decode servers on the CPU platform, each started once for all tests that ask for it."""
 
-import importlib.util
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ pytest.importorskip("sglang")
 
 import torch
 
-from sglang_spec_ext.testing_pd import Pair, running_pair
+from sglang_spec_ext.testing_pd import Pair, missing_part, running_pair
 
 VOCAB = 64
 TOKENS = 12
@@ -29,7 +28,7 @@ COMMON = (
     "--spec-ext-mode", "shadow", "--spec-ext-profile", "off", "--enable-metrics",
 )  # fmt: skip
 EAGLE = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
-ROW_BYTES = {"EAGLE3": 448, "DFLASH": 192, "DSPARK": 256}  # of these drafts, by docs/pd.md's table
+ROW_BYTES = {"EAGLE3": 768, "DFLASH": 192, "DSPARK": 256}  # of these drafts, by docs/pd.md's table
 
 
 @dataclass(frozen=True)
@@ -44,10 +43,6 @@ class PdSetup:
     def name(self) -> str:
         return f"{self.algorithm.lower()}-{self.backend}-{self.transport}"
 
-    @property
-    def module(self) -> str:
-        return self.backend.partition("_")[0]
-
 
 def arguments(algorithm: str, checkpoint: Callable[[str], Path], *more: str) -> list[str]:
     """Return the arguments of any server of an algorithm."""
@@ -57,8 +52,9 @@ def arguments(algorithm: str, checkpoint: Callable[[str], Path], *more: str) -> 
 
 
 def skip_without(setup: PdSetup) -> None:
-    if importlib.util.find_spec(setup.module) is None:
-        pytest.skip(f"{setup.module} is not installed (extra [pd]; see requirements/no-deps.txt)")
+    reason = missing_part(setup.backend)
+    if reason is not None:
+        pytest.skip(reason)
 
 
 @dataclass
