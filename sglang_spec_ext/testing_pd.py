@@ -26,6 +26,7 @@ LOOPBACK = {  # every transfer stays on this machine
 }
 ROLES = ("prefill", "decode")
 ANSWER_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 900.0  # both servers load at the same time
 
 
 def missing_part(backend: str) -> str | None:
@@ -82,7 +83,7 @@ class Pair:
             argv += ["--disaggregation-bootstrap-port", str(self.bootstrap_port)]
             self.servers[role] = start_server(argv, environment={**LOOPBACK, **self.environment})
         for role in roles:
-            wait_until_ready(self.servers[role])
+            wait_until_ready(self.servers[role], START_TIMEOUT_S)
 
     def stop(self, *roles: str) -> None:
         """End servers and remove their logs."""

@@ -20,6 +20,7 @@ from sglang_spec_ext.testing import HOST, Server, free_port, running_server, sta
 from sglang_spec_ext.testing_pd import server_info
 
 FIRST_STEP = "first_accept_len_with_bonus_"
+START_TIMEOUT_S = 900.0  # three servers load at the same time
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -57,11 +58,11 @@ def _separate_servers(scripts: Path, console: Console) -> Iterator[tuple[Server,
                 arguments = [] if name == "ROUTER" else ["--log-level", "warning", "--max-running-requests", "8"]
                 if name == "ROUTER":
                     for server in servers:
-                        wait_until_ready(server)
+                        wait_until_ready(server, START_TIMEOUT_S)
                 server = start_server(arguments, environment=environment, launcher=[script], port=port)
                 stack.callback(_end, server)
                 servers.append(server)
-            wait_until_ready(servers[-1], route="/readiness")
+            wait_until_ready(servers[-1], START_TIMEOUT_S, route="/readiness")
         prefill, decode, router = servers
         yield router, prefill, decode
 
