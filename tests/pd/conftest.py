@@ -28,7 +28,7 @@ COMMON = (
     "--spec-ext-mode", "shadow", "--spec-ext-profile", "off", "--enable-metrics",
 )  # fmt: skip
 EAGLE = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
-ROW_BYTES = {"EAGLE3": 768, "DFLASH": 192, "DSPARK": 256}  # of these drafts, by docs/pd.md's table
+ROW_BYTES = {"EAGLE3": 768, "DFLASH": 256, "DSPARK": 256}  # of these drafts, by docs/pd.md's table
 
 
 @dataclass(frozen=True)
