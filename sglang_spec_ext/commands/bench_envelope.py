@@ -113,6 +113,7 @@ def _measure(args: argparse.Namespace) -> dict[str, Any]:
         "samples": found.samples,
         "series": found.series,
         "left_out": left_out | found.left_out,
+        "inactive": found.inactive,
         "load": {"rounds": amount.rounds, "tokens": amount.tokens, "cell_s": amount.cell_s, "quick": args.quick,
                  "side_by_side": amount.side_by_side},
         "model": {"target": choice.target.name, "dtype": choice.dtype,

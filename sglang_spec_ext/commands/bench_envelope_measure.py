@@ -35,6 +35,7 @@ class Measured:
 
     samples: list[dict[str, Any]] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
+    inactive: dict[str, list[str]] = field(default_factory=dict)  # what a controller said that it could not do
     series: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
 
@@ -85,6 +86,8 @@ class Bench:
             self.found.left_out[label] = str(error)
             self.say(f"{label}: {error}")
             return
+        if running.control is not None and setup.role is Role.ADAPTIVE:
+            self.found.inactive[setup.name] = running.control.state()["inactive"]
         sample = {
             "setup": setup.name,
             "load": target,

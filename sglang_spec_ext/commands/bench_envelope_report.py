@@ -161,6 +161,9 @@ def _judged(value: float | None, floor: float) -> str:
 
 
 def _left_out(report: Mapping[str, Any]) -> list[str]:
-    if not report["left_out"]:
-        return []
-    return ["", "Not measured:", *(f"- {name}: {reason}" for name, reason in report["left_out"].items())]
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in report["left_out"].items():
+        by_reason.setdefault(reason, []).append(name)
+    rows = [f"- {', '.join(names)}: {reason}" for reason, names in by_reason.items()]
+    said = [f"- {name} says: {text}" for name, texts in report["inactive"].items() for text in texts]
+    return ["", *(["Not measured:", *rows] if rows else []), *said] if rows or said else []

@@ -103,15 +103,17 @@ def _servers(choice: Choice) -> Iterator[ServerSpec]:
         acting = ("--spec-ext-mode", "adaptive", "--spec-ext-tiers", choice.tiers)
         ours = (*drafting, *_steps(algorithm, OUR_STEPS), *acting)
         stock = (*drafting, *_steps(algorithm, STOCK_STEPS))
+        compact = {"SGLANG_RAGGED_VERIFY_MODE": "compact"}
         if choice.kinds & {"fixed", "shadow", "adaptive"}:
-            yield spec(f"{algorithm} ours", *ours, extended=True, pinned=True)
+            # graphs of one width would leave DSPARK's K where it is
+            narrow = compact if algorithm == "DSPARK" and not selection.selected() else {}
+            yield spec(f"{algorithm} ours", *ours, extended=True, pinned=True, environment=narrow)
         if algorithm == "DSPARK" and "ragged" in choice.kinds:
             yield spec(f"{algorithm} ours ragged", *ours, "--spec-ext-verify", "ragged", extended=True)
         if "static" in choice.kinds:
             yield spec(f"{algorithm} stock", *stock)
         if algorithm.startswith("EAGLE") and "stock" in choice.kinds:
             yield spec(f"{algorithm} stock adaptive", *stock, "--speculative-adaptive")
-        compact = {"SGLANG_RAGGED_VERIFY_MODE": "compact"}
         if algorithm == "DSPARK" and "compact" in choice.kinds:
             yield spec(f"{algorithm} stock compact", *stock, environment=compact)
         if algorithm == "DSPARK" and "compact-table" in choice.kinds:

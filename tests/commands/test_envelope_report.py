@@ -95,7 +95,12 @@ def report():
                 {"t_s": 2.0, "tok_s": 12.0, "running": 2, "k": 0, "predicted_tok_s": None},
             ]
         },
-        "left_out": {"DSPARK stock compact, table": "SGLang's profiler: no graphs"},
+        "left_out": {
+            "DSPARK stock compact, table": "no graphs",
+            "EAGLE3 K=3 at 4": "out of time",
+            "x at 1": "out of time",
+        },
+        "inactive": {"DSPARK adaptive": ["tiers lack 0"]},
         "load": {"rounds": 3, "tokens": 96, "cell_s": 15.0, "quick": False, "side_by_side": True},
         "model": {"target": "tiny", "dtype": "bfloat16", "drafts": {"DSPARK": "tiny-dspark"}},
         "machine": {"cpu": "a CPU", "cores": 2, "devices": [], "system": "Linux"},
@@ -112,7 +117,8 @@ def test_markdown_marks_what_is_missed_and_what_was_not_measured(report):
     assert "| DSPARK K=7 | 22.0 (20.0 to 30.0) | 10.0 |" in text
     assert "| EAGLE3 K=3 | 90.0 (90.0 to 90.0) | not measured |" in text
     assert "**0.88, missed**" in text  # 0.875 of stock compact
-    assert "- DSPARK stock compact, table: SGLang's profiler: no graphs" in text
+    assert "- DSPARK stock compact, table: no graphs\n- EAGLE3 K=3 at 4, x at 1: out of time\n" in text
+    assert "- DSPARK adaptive says: tiers lack 0" in text
     assert "a CPU, 2 cores" in text
 
 
