@@ -1,4 +1,4 @@
-"""Starts a draft's last projection by least squares instead of hundreds of gradient steps.
+"""Starts a draft's last projections by least squares instead of hundreds of gradient steps.
 
 With everything else at its random start, the last MLP's activations are random features of what the draft
 sees; the weights that carry them to the target's next normed state are a linear regression. Its cost is that
@@ -7,49 +7,62 @@ several times as many.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 Tensor = torch.Tensor
 RIDGE = 3e-3  # beside the mean square of a feature
 
 
-class _Capture:
-    """Keeps what goes into a module, once per call."""
+class Capture:
+    """Keeps what goes into a module, once per call, until `stop`."""
 
     def __init__(self, module: nn.Module) -> None:
         self.values: list[Tensor] = []
         self.handle = module.register_forward_pre_hook(self._keep)
 
+    def stop(self) -> None:
+        """Keep nothing more."""
+        self.handle.remove()
+
     def _keep(self, _module: nn.Module, inputs: tuple[Any, ...]) -> None:
         self.values.append(inputs[0])
 
 
+@dataclass(frozen=True)
+class Regression:
+    """The share of the target state's variance that is explained, and the scale of what was predicted."""
+
+    explained: float
+    scale: float
+
+
 @torch.no_grad()
-def regress_last_projection(
-    runs: Iterable[tuple[Tensor, Tensor]], *, down: nn.Linear, norm: nn.Module, final_norm: Tensor
-) -> float:
-    """Set `down` and the weight of `norm`; return the share of the target state's variance that is explained.
+def regress_projection(
+    runs: Iterable[tuple[Tensor, Tensor]], *, projection: nn.Linear, reader: nn.Module, final_norm: Tensor
+) -> Regression:
+    """Set the weight of `projection` so that x + projection(a) is near the target's state before its last norm.
 
     `runs` yields, each time after one forward pass of the draft, (valid [...] bool, final [n, hidden]): which
-    rows of the last call of `norm` count, and the target's normed last states of those rows in order. The
-    draft's output is norm(x + down(a)) for a residual x and activations a.
+    rows count, and the target's normed last states of those rows in order. x are residuals and a activations
+    of that pass; `reader` is the module whose first call in a pass reads the sum.
     """
-    features, outputs = _Capture(down), _Capture(norm)
-    size, hidden = down.in_features, down.out_features
+    features, outputs = Capture(projection), Capture(reader)
+    size, hidden = projection.in_features, projection.out_features
     gram, cross = torch.zeros(size, size), torch.zeros(size, hidden)
-    total, count = torch.zeros(hidden), 0
-    squared, kept = torch.zeros(hidden), []
+    total, squared, count = torch.zeros(hidden), torch.zeros(hidden), 0
+    kept: list[Tensor] = []
     try:
         for valid, final in runs:
-            a, z = features.values[-1][valid], outputs.values[-1][valid]
+            a = features.values[0].reshape(*valid.shape, -1)[valid]
+            rest = outputs.values[0].reshape(*valid.shape, -1)[valid] - functional.linear(a, projection.weight)
             features.values.clear()
             outputs.values.clear()
             wanted = final / final_norm
-            rest = z - down(a)
-            features.values.clear()
             gram.addmm_(a.T, a)
             cross.addmm_(a.T, wanted - rest)
             total += wanted.sum(0)
@@ -57,13 +70,12 @@ def regress_last_projection(
             count += len(a)
             kept = [a, rest, wanted]
     finally:
-        features.handle.remove()
-        outputs.handle.remove()
+        features.stop()
+        outputs.stop()
     gram.diagonal().add_(RIDGE * float(gram.diagonal().mean()))
-    down.weight.copy_(torch.linalg.solve(gram, cross).T)
+    projection.weight.copy_(torch.linalg.solve(gram, cross).T)
     a, rest, wanted = kept
-    predicted = rest + down(a)
-    # least squares shrinks what it cannot foresee; the norm would blow it up again
-    norm.weight.copy_(final_norm * predicted.pow(2).mean(-1).sqrt().mean())
+    predicted = rest + functional.linear(a, projection.weight)
     spread = (squared / count - (total / count).pow(2)).sum()
-    return 1.0 - float((predicted - wanted).pow(2).mean(0).sum() / spread)
+    explained = 1.0 - float((predicted - wanted).pow(2).mean(0).sum() / spread)
+    return Regression(explained, float(predicted.pow(2).mean(-1).sqrt().mean()))

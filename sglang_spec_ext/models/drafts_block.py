@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from sglang_spec_ext.models.draft_modules import (
     MLP,
@@ -23,16 +22,11 @@ from sglang_spec_ext.models.draft_modules import (
     attend_two_parts,
     init_linear,
 )
-from sglang_spec_ext.models.draft_start import Start, aim_heads, constant_probe
+from sglang_spec_ext.models.draft_start import Start
 from sglang_spec_ext.models.features import Batch
 from sglang_spec_ext.models.target import TargetConfig
 
 Tensor = torch.Tensor
-# Distances that the heads of a layer look back to at the start: a mask at place k finds the newest context
-# k + 1 tokens back, hence the spread.
-HEAD_DISTANCES = (1, 2, 3, 1, 4, 2, 5, 1, 6)
-# How loud the constant that starts the output is, beside the embedding in the residual.
-CONSTANT_BESIDE_EMBEDDING = 8.0
 
 
 @dataclass(frozen=True)
@@ -110,40 +104,17 @@ class BlockDraft(nn.Module):
         self.register_buffer("markov_row", markov_row, persistent=False)
 
     def initialise(self, start: Start, *, seed: int) -> None:
-        """Seeded start: averaged taps, aimed heads (see `aim_heads`) and the target's mean state as output.
-
-        So the first guess is the frequency of tokens.
-        """
+        """Seeded start: averaged taps, random layers; what depends on text is the trainer's to prepare."""
         generator = torch.Generator().manual_seed(seed)
         init_linear(self, generator)
         with torch.no_grad():
             self.fc.average(start.features)
-            mean_state, output_scale = start.mean_state()
-            self.norm.weight.copy_(start.final_norm * output_scale)
             if self.shape.markov_rank:
                 # a zero product with gradients on one side: the bias starts at nothing
                 self.markov_head.markov_w1.weight.normal_(0.0, 1.0, generator=generator)
                 self.markov_head.markov_w2.weight.zero_()
                 self.confidence_head["proj"].weight.zero_()
                 self.confidence_head["proj"].bias.zero_()
-            context = self.hidden_norm(self.fc(start.features))
-            residual_scale = self.embedding.pow(2).mean().sqrt()
-            tokens = functional.rms_norm(self.embedding[::16], (self.target.hidden_size,), eps=self.target.rms_norm_eps)
-            for layer in self.layers:
-                aim_heads(
-                    layer.self_attn,
-                    query_rows=tokens,
-                    key_rows=context,
-                    distances=HEAD_DISTANCES,
-                    theta=self.target.rope_theta,
-                )
-                # a branch starts no louder than the embedding it is added to
-                layer.self_attn.o_proj.weight.mul_(residual_scale)
-                layer.mlp.down_proj.weight.mul_(residual_scale)
-            # one value channel is 1 for every context token: what it adds is a constant
-            last = self.layers[-1].self_attn
-            last.v_proj.weight[0] = constant_probe(context)
-            last.o_proj.weight[:, 0] = mean_state * residual_scale * CONSTANT_BESIDE_EMBEDDING
 
     def hidden(self, batch: Batch, *, anchors: Tensor, owner: Tensor, places: Tensor) -> Tensor:
         """Return normed outputs [size, rows, hidden].

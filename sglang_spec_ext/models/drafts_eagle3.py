@@ -29,7 +29,6 @@ TAPS_BESIDE_MEAN = 0.3
 # starts at its own position. Those values start by reading the embedding more than the state.
 HEAD_DISTANCES = (0, 1, 2, 0, 1, 3, 0, 2, 4)
 STATE_BESIDE_EMBEDDING = 0.3
-LOUDNESS = 8**0.5  # a peak of 8 in the attention logits, as the normed heads of block drafts have
 
 
 @dataclass(frozen=True)
@@ -73,6 +72,8 @@ class Eagle3Draft(nn.Module):
         self.midlayer = Midlayer(target, shape.intermediate_size)
         self.norm = RMSNorm(hidden, target.rms_norm_eps)
         self.lm_head = nn.Linear(hidden, shape.draft_vocab_size, bias=False)
+        # the target's own rows stay: training them costs a fifth of a step, and little text would spoil rare ones
+        self.lm_head.requires_grad_(False)
         self.register_buffer("embedding", embedding.float(), persistent=False)
         self.register_buffer("common", common, persistent=False)
 
@@ -104,9 +105,13 @@ class Eagle3Draft(nn.Module):
             key_rows=joined,
             distances=HEAD_DISTANCES,
             theta=self.target.rope_theta,
-            loudness=LOUDNESS,
         )
         layer.self_attn.v_proj.weight[:, self.target.hidden_size :] *= STATE_BESIDE_EMBEDDING
+
+    def joined(self, token: Tensor, state: Tensor) -> Tensor:
+        """Return what attention reads [..., 2 * hidden] at a state [..., hidden] and the token after it [...]."""
+        layer = self.midlayer
+        return torch.cat([layer.input_layernorm(self.embedding[token]), layer.hidden_norm(state)], -1)
 
     def unroll(self, batch: Batch, starts: list[Tensor]) -> list[Tensor]:
         """Return the normed outputs of every step, [size, rows_j, hidden].
@@ -131,7 +136,7 @@ class Eagle3Draft(nn.Module):
                 position = base + step
             # a start near the end runs past the text: its rows carry no weight
             token = batch.tokens.gather(1, (position + 1).clamp(max=batch.tokens.shape[1] - 1))
-            joined = torch.cat([layer.input_layernorm(self.embedding[token]), layer.hidden_norm(state)], -1)
+            joined = self.joined(token, state)
             query = layer.self_attn.query(joined, position, theta)
             key, value = layer.self_attn.key_value(joined)
             key = layer.self_attn.rotate(key, position, theta)

@@ -84,8 +84,9 @@ def train(
 
 def _optimizer(draft: Draft, peak: float) -> torch.optim.Optimizer:
     """Return AdamW. Muon needed fewer steps but its orthogonalisation cost as much as a step on two cores."""
-    tables = [value for name, value in draft.named_parameters() if name.startswith("markov_head.markov_w")]
-    others = [value for name, value in draft.named_parameters() if not name.startswith("markov_head.markov_w")]
+    trained = [(name, value) for name, value in draft.named_parameters() if value.requires_grad]
+    tables = [value for name, value in trained if name.startswith("markov_head.markov_w")]
+    others = [value for name, value in trained if not name.startswith("markov_head.markov_w")]
     groups = [{"params": others, "peak": peak}, {"params": tables, "peak": peak * TABLE_LR_FACTOR}]
     used = [group for group in groups if group["params"]]
     return torch.optim.AdamW(used, lr=peak, betas=(0.9, 0.95), weight_decay=0.01)
@@ -131,7 +132,7 @@ class _Loop:
         if not bool(torch.isfinite(loss)):
             kept = f"the last good checkpoint is {self.state_path}" if self.state_path.exists() else "none is kept"
             raise TrainingError(
-                f"loss must be finite, got {float(loss)} in step {self.step}; {kept}; lower the learning rate"
+                f"loss must be finite, got {loss.item()} in step {self.step}; {kept}; lower the learning rate"
             )
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.trainee.draft.parameters(), CLIP_NORM)

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from sglang_spec_ext.models.draft_regression import regress_last_projection
+from sglang_spec_ext.models.draft_regression import regress_projection
+from sglang_spec_ext.models.draft_start import ContentPairs, aim_by_content
 from sglang_spec_ext.models.drafts_eagle3 import Eagle3Draft
 from sglang_spec_ext.models.features import Batch, collate, draw_batch
 from sglang_spec_ext.models.losses import Candidates, distill, teacher_probabilities
@@ -17,6 +18,10 @@ Tensor = torch.Tensor
 SEQUENCES_PER_STEP = 6
 # Rows that go on to the next draft step, as a share of those of the step before.
 KEPT_PER_STEP = (0.6, 0.6, 0.6, 0.6)
+REGRESSION_BATCHES = 16
+CONTENT_BATCHES = 16
+# One head of each group that shares keys looks for places like the present one.
+CONTENT_HEADS = (2, 5, 8)
 
 
 class Eagle3Trainer:
@@ -56,19 +61,47 @@ class Eagle3Trainer:
         shown = {"overlap": float(result.overlap.mean()), "agree": float(result.agrees.float().mean())}
         return result.loss, shown
 
-    def regress(self, rng: np.random.Generator, *, final_norm: Tensor, num_batches: int = 24) -> float:
-        """Start the last projection by least squares on first drafts; returns the explained share of variance."""
+    def prepare(self, rng: np.random.Generator, *, final_norm: Tensor) -> float:
+        """Start the layer from data: what it looks for, then its projections by least squares on first drafts.
+
+        Returns the share of the target state's variance that is explained.
+        """
         layer = self.draft.midlayer
+        aim_by_content(layer.self_attn, CONTENT_HEADS, self._content_pairs(rng))
+        with torch.no_grad():
+            layer.mlp.down_proj.weight.zero_()
+        for projection in (layer.self_attn.o_proj, layer.mlp.down_proj):
+            found = regress_projection(
+                self._runs(rng), projection=projection, reader=self.draft.norm, final_norm=final_norm
+            )
+        with torch.no_grad():
+            # least squares shrinks what it cannot foresee; the norm would blow it up again
+            self.draft.norm.weight.copy_(final_norm * found.scale)
+        return found.explained
 
-        def runs() -> Iterator[tuple[Tensor, Tensor]]:
-            for _ in range(num_batches):
-                batch = draw_batch(self.samples, self.draft.shape.taps, size=SEQUENCES_PER_STEP, rng=rng)
-                base = torch.arange(batch.tokens.shape[1] - 1)[None].expand(len(batch.tokens), -1)
-                self.draft.unroll(batch, [base])
-                valid = (base >= batch.prompt_len[:, None] - 1) & (base + 1 < batch.lengths[:, None])
-                yield valid, batch.final[:, 1:][valid]
+    @torch.no_grad()
+    def _content_pairs(self, rng: np.random.Generator) -> ContentPairs:
+        """Pair what a first draft's query knows with the state that the target has one token later."""
+        parts = []
+        for number in range(CONTENT_BATCHES):
+            batch = draw_batch(self.samples, self.draft.shape.taps, size=SEQUENCES_PER_STEP, rng=rng)
+            joined = self.draft.joined(batch.tokens[:, 1:], self.draft.fc(batch.taps[:, :-1]))
+            later = torch.arange(1, joined.shape[1])
+            valid = (later >= batch.prompt_len[:, None]) & (later + 1 < batch.lengths[:, None])
+            key = joined[:, 1:].clone()
+            key[..., : key.shape[-1] // 2] = 0.0  # the token after it, which is what is looked for
+            sequence = torch.arange(len(joined))[:, None].expand(valid.shape) + number * SEQUENCES_PER_STEP
+            parts.append((joined[:, :-1][valid], key[valid], sequence[valid], batch.tokens[:, 1:-1][valid]))
+        return ContentPairs(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
-        return regress_last_projection(runs(), down=layer.mlp.down_proj, norm=self.draft.norm, final_norm=final_norm)
+    def _runs(self, rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        """Run first drafts; yield which rows count and the target's states that they should foretell."""
+        for _ in range(REGRESSION_BATCHES):
+            batch = draw_batch(self.samples, self.draft.shape.taps, size=SEQUENCES_PER_STEP, rng=rng)
+            base = torch.arange(batch.tokens.shape[1] - 1)[None].expand(len(batch.tokens), -1)
+            self.draft.unroll(batch, [base])
+            valid = (base >= batch.prompt_len[:, None] - 1) & (base + 1 < batch.lengths[:, None])
+            yield valid, batch.final[:, 1:][valid]
 
     def _draw_starts(self, batch: Batch, rng: np.random.Generator) -> tuple[list[Tensor], list[Tensor]]:
         """Return, per step, indices into the step before, and the starts that they name."""

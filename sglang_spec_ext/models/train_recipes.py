@@ -53,11 +53,11 @@ RECIPES: dict[str, Recipe] = {
             markov_rank=28,
         ),
         steps=1500,
-        learning_rate=2.5e-3,
+        learning_rate=2e-3,
     ),
     "dflash": Recipe(
         BlockShape(
-            taps=(18, 28),
+            taps=(2, 28),
             num_layers=2,
             intermediate_size=1280,
             num_kv_heads=9,
@@ -66,12 +66,12 @@ RECIPES: dict[str, Recipe] = {
             mask_token_id=MASK_TOKEN_ID,
         ),
         steps=1500,
-        learning_rate=2.5e-3,
+        learning_rate=2e-3,
     ),
     "eagle3": Recipe(
         Eagle3Shape(taps=(2, 18, 28), intermediate_size=1536, draft_vocab_size=NUM_COMMON),
         steps=1500,
-        learning_rate=2.5e-3,
+        learning_rate=1.5e-3,
     ),
 }
 
@@ -102,7 +102,7 @@ def build_trainee(algorithm: str, *, target_folder: pathlib.Path, text_folder: p
         eagle3_trainer = Eagle3Trainer(eagle3, train, head=target.head)
         return Trainee(
             draft=eagle3,
-            prepare=lambda: eagle3_trainer.regress(np.random.default_rng([seed, 1]), final_norm=target.norm),
+            prepare=lambda: eagle3_trainer.prepare(np.random.default_rng([seed, 1]), final_norm=target.norm),
             loss=eagle3_trainer.loss,
             validate=lambda: validate_eagle3(eagle3, held_back, head=target.head),
             num_train_tokens=num_tokens,
@@ -112,7 +112,7 @@ def build_trainee(algorithm: str, *, target_folder: pathlib.Path, text_folder: p
     block_trainer = BlockTrainer(block, train, common=common, head=target.head)
     return Trainee(
         draft=block,
-        prepare=lambda: block_trainer.regress(np.random.default_rng([seed, 1]), final_norm=target.norm),
+        prepare=lambda: block_trainer.prepare(np.random.default_rng([seed, 1]), final_norm=target.norm),
         loss=block_trainer.loss,
         validate=lambda: validate_block(block, held_back, head=target.head),
         num_train_tokens=num_tokens,
