@@ -2,6 +2,9 @@
 
 import argparse
 import importlib
+import sys
+
+from sglang_spec_ext.errors import SpecExtError
 
 # name -> (module with configure(parser) and run(args) -> int, one line of help)
 ACTIONS = {
@@ -24,5 +27,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Carry out the action."""
-    return int(importlib.import_module(ACTIONS[args.action][0]).run(args))
+    """Carry out the action; 1 with the message alone when it cannot go on."""
+    try:
+        return int(importlib.import_module(ACTIONS[args.action][0]).run(args))
+    except SpecExtError as error:
+        print(f"spec-ext models {args.action}: {error}", file=sys.stderr)
+        return 1

@@ -8,13 +8,12 @@ import pathlib
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
 from sglang_spec_ext.models.check import check_draft
 from sglang_spec_ext.models.drafts_block import BlockDraft
 from sglang_spec_ext.models.drafts_eagle3 import Eagle3Draft
-from sglang_spec_ext.models.files import replace_atomically
+from sglang_spec_ext.models.files import replace_atomically, write_tensors
 from sglang_spec_ext.models.target import TargetConfig
 
 Tensor = torch.Tensor
@@ -107,7 +106,7 @@ def save_draft(draft: BlockDraft | Eagle3Draft, folder: pathlib.Path) -> None:
     }
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(config, indent=2) + "\n"
-    replace_atomically(folder / "model.safetensors", lambda path: save_file(stored, path))
+    write_tensors(folder / "model.safetensors", stored)
     replace_atomically(folder / "config.json", lambda path: path.write_text(text, encoding="utf-8"))
     if problems := check_draft(folder):
         raise ValueError(f"{folder}: the written draft is not loadable: {problems}")

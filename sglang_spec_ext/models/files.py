@@ -3,7 +3,11 @@
 import os
 import pathlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 
 def replace_atomically(path: pathlib.Path, write: Callable[[pathlib.Path], object]) -> None:
@@ -21,3 +25,16 @@ def replace_atomically(path: pathlib.Path, write: Callable[[pathlib.Path], objec
         else:
             temporary.unlink(missing_ok=True)
         raise
+
+
+def write_tensors(
+    path: pathlib.Path, tensors: "Mapping[str, torch.Tensor]", *, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write one safetensors file, whole or not at all; OSError when the disk refuses it."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        replace_atomically(path, lambda part: save_file(dict(tensors), part, metadata=metadata))
+    except SafetensorError as error:  # the library has its own error for a full disk
+        raise OSError(f"cannot write {path}: {error}") from error

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
-from sglang_spec_ext.models.files import replace_atomically
+from sglang_spec_ext.errors import SpecExtError
+from sglang_spec_ext.models.files import write_tensors
 from sglang_spec_ext.models.prompts import Prompt
 from sglang_spec_ext.models.target import KVCache, Target
 
@@ -31,6 +31,10 @@ TEMPERATURES = (0.0, 0.7, 0.0, 1.0)
 BATCHES_PER_WINDOW = 4
 MAX_LOOP_PERIOD = 32
 LOOP_SPAN = 96
+
+
+class TextWriteError(SpecExtError):
+    """A shard could not be written; the message names it and the cure."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +152,10 @@ def write_shard(path: pathlib.Path, samples: Sequence[Sample]) -> None:
         "final": torch.cat([s.final for s in samples]).contiguous(),
     }
     metadata = {"samples": json.dumps(facts), "taps": json.dumps(STORED_TAPS)}
-    replace_atomically(path, lambda temporary: save_file(tensors, temporary, metadata=metadata))
+    try:
+        write_tensors(path, tensors, metadata=metadata)
+    except OSError as error:
+        raise TextWriteError(f"{error}; the shards before it are kept; free some space and start again") from error
 
 
 def read_shard(path: pathlib.Path) -> list[Sample]:

@@ -1,6 +1,7 @@
 """The training loop: resumption is exact, and a failed write or a bad loss keeps the last checkpoint."""
 
 import json
+import resource
 
 import pytest
 
@@ -75,6 +76,30 @@ def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch):
         next(run)
     assert (state.read_bytes(), exported.read_bytes()) == before
     assert {path.name for path in tmp_path.iterdir()} == {"draft", "draft.state.pt"}
+
+
+def test_a_disk_that_fills_up_while_the_draft_is_written_is_a_clear_error(tmp_path, monkeypatch):
+    """The limit on file size makes the real writer of safetensors fail, as a full disk does."""
+    written = loop.save_draft
+
+    def with_limit(draft, folder):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+        try:
+            written(draft, folder)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    run = train(make_trainee(), settings(tmp_path))
+    next(run)
+    exported = tmp_path / "draft" / "model.safetensors"
+    before = exported.read_bytes()
+    assert len(before) > 1000
+    monkeypatch.setattr(loop, "save_draft", with_limit)
+    with pytest.raises(TrainingError, match=r"model\.safetensors.*checkpoint before it is kept"):
+        next(run)
+    assert exported.read_bytes() == before
+    assert {path.name for path in exported.parent.iterdir()} == {"config.json", "model.safetensors", "training.json"}
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_weights_move(tmp_path):

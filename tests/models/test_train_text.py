@@ -1,5 +1,7 @@
 """Prompts, the plain-torch target against transformers, and the text that it writes."""
 
+import resource
+
 import numpy as np
 import pytest
 
@@ -65,9 +67,7 @@ def test_states_equal_transformers_with_padding_and_cache(target, reference):
     pad = torch.tensor([0, 4])
     ids = torch.stack([rows[0], torch.cat([torch.zeros(4, dtype=torch.int64), rows[1]])])
     cache = KVCache(target.config, batch=2, capacity=12, dtype=torch.float32)
-    parts = [
-        target.forward(ids[:, part], pad=pad, cache=cache, taps=TAPS) for part in (slice(0, 7), slice(7, 9))
-    ]
+    parts = [target.forward(ids[:, part], pad=pad, cache=cache, taps=TAPS) for part in (slice(0, 7), slice(7, 9))]
     final = torch.cat([part[0] for part in parts], 1)
     for number, layer in enumerate(TAPS):
         tapped = torch.cat([part[1][number] for part in parts], 1)
@@ -120,6 +120,20 @@ def test_only_repeating_text_counts_as_a_loop():
     assert not text.looped(rng.integers(0, 50, 200).tolist())
 
 
+def test_a_shard_that_does_not_fit_is_named_and_the_others_stay(tmp_path):
+    taps, final = torch.zeros(4, 5, 64).bfloat16(), torch.zeros(4, 64).bfloat16()
+    sample = text.Sample(torch.arange(4), taps, final, 2, 0.0, "chat", "train")
+    text.write_shard(tmp_path / "shard-0000.safetensors", [sample])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(text.TextWriteError, match=r"shard-0001.*are kept"):
+            text.write_shard(tmp_path / "shard-0001.safetensors", [sample])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in tmp_path.iterdir()] == ["shard-0000.safetensors"]
+
+
 def test_shards_resume_and_batches_come_from_seed_and_step(target, tmp_path):
     class Tokenizer:
         eos_token_id = 1
@@ -131,9 +145,7 @@ def test_shards_resume_and_batches_come_from_seed_and_step(target, tmp_path):
 
     def make(part=(0, 1)):
         return list(
-            text.make_text(
-                target, Tokenizer(), prompts, folder=tmp_path, batch_size=8, max_new_tokens=12, part=part
-            )
+            text.make_text(target, Tokenizer(), prompts, folder=tmp_path, batch_size=8, max_new_tokens=12, part=part)
         )
 
     first = make(part=(1, 2))
