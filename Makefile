@@ -4,6 +4,8 @@ ENV = $(shell ./launch_scripts/create_env.sh --print)
 PYTHON = $(ENV)/bin/python
 # which tests: make test TESTS=tests/control; WORKERS=0 runs them one by one
 TESTS ?= tests
+# arguments of the benchmark: make bench BENCH="--rounds 3"
+BENCH ?= --quick
 WORKERS ?= 2
 
 .PHONY: install env-path models demo pd-demo check test soak bench clean
@@ -34,6 +36,10 @@ test: check models
 
 soak: install models
 	$(PYTHON) -P -m pytest -m soak -s tests/pd/test_soak.py
+
+bench: install
+	@$(PYTHON) -m sglang_spec_ext.cli models prepare smollm2
+	@./launch_scripts/bench.sh $(BENCH)
 
 clean:
 	rm -rf .venv build dist *.egg-info
