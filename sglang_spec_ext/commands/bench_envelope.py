@@ -22,7 +22,7 @@ from sglang_spec_ext.commands import bench_envelope_setups as setting
 from sglang_spec_ext.cpu import selection
 from sglang_spec_ext.models.cache import home
 
-QUICK_S = 450.0  # a quick run starts nothing after this, and ends within eight minutes
+QUICK_S = 400.0  # a quick run starts nothing after this, and ends within eight minutes
 MARKS = ("<!-- envelope -->", "<!-- /envelope -->")
 CONCURRENCY, QUICK_CONCURRENCY = (1, 2, 4, 8, 16, 32), (1, 4, 16)
 
@@ -48,7 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, help="repeats [default: 3, quick 1]")
     parser.add_argument("--tokens", type=int, help="tokens of each answer [default: 64, quick 32]")
     parser.add_argument("--cell-seconds", type=float, help="time of one load in one setting [default: 10, quick 3]")
-    parser.add_argument("--limit", type=float, metavar="SECONDS", help="start nothing after this [default: quick 450]")
+    parser.add_argument("--limit", type=float, metavar="SECONDS", help="start nothing after this [default: quick 400]")
     parser.add_argument(
         "--alive", type=int, help="servers alive at a time [default: all on the CPU platform, 1 on a GPU]"
     )
@@ -150,6 +150,7 @@ def _choice(args: argparse.Namespace) -> setting.Choice:
         drafts=drafts,
         dtype=args.dtype,
         max_concurrency=max(_concurrency(args)),
+        tokens=_tokens(args),
         kinds=frozenset(kinds),
         tiers="0,1,3" if args.quick and args.tiers == "auto" else args.tiers,
         threads=args.threads or setting.default_threads() if selection.selected() else None,
@@ -164,13 +165,17 @@ def _concurrency(args: argparse.Namespace) -> tuple[int, ...]:
     return wanted
 
 
+def _tokens(args: argparse.Namespace) -> int:
+    return args.tokens or (32 if args.quick else 64)
+
+
 def _amount(args: argparse.Namespace, began: float, *, side_by_side: bool) -> Any:
     from sglang_spec_ext.commands.bench_envelope_measure import Amount
 
-    rounds, tokens, cell_s = (1, 32, 3.0) if args.quick else (3, 64, 10.0)
+    rounds, cell_s = (1, 3.0) if args.quick else (3, 10.0)
     limit = args.limit or (QUICK_S if args.quick else float("inf"))
     return Amount(
-        concurrency=_concurrency(args), rounds=args.rounds or rounds, tokens=args.tokens or tokens,
+        concurrency=_concurrency(args), rounds=args.rounds or rounds, tokens=_tokens(args),
         cell_s=args.cell_seconds or cell_s, deadline=began + limit, side_by_side=side_by_side,
     )  # fmt: skip
 

@@ -17,7 +17,7 @@ from sglang_spec_ext.cpu import selection
 ALGORITHMS = ("DSPARK", "DFLASH", "EAGLE3", "EAGLE")
 STOCK_STEPS = 3  # what SGLang's documentation starts EAGLE with
 OUR_STEPS = 7  # the deepest slot of stock `--speculative-adaptive`, so that both choose from as many
-KV_TOKENS_PER_REQUEST = 768  # the longest prompt and answer of the benchmark, on the CPU
+PROMPT_ROOM = 512  # tokens of K/V for the longest prompt and the drafts of a request, on the CPU
 CORE = ("none", "fixed", "adaptive", "ragged")  # what `--quick` measures
 
 
@@ -64,6 +64,7 @@ class Choice:
     drafts: dict[str, Path]  # algorithm -> draft
     dtype: str
     max_concurrency: int
+    tokens: int  # of each answer; in the shifting load up to half as many again
     kinds: frozenset[str]  # of KINDS
     tiers: str = "auto"
     threads: int | None = None
@@ -172,7 +173,7 @@ def _common(choice: Choice) -> tuple[tuple[str, ...], dict[str, str]]:
     environment = {}
     if selection.selected():
         arguments += ["--device", "cpu", "--sleep-on-idle"]
-        arguments += ["--max-total-tokens", str(KV_TOKENS_PER_REQUEST * choice.max_concurrency)]
+        arguments += ["--max-total-tokens", str((PROMPT_ROOM + 2 * choice.tokens) * choice.max_concurrency)]
     if choice.threads is not None:
         environment["OMP_NUM_THREADS"] = str(choice.threads)
     return (*arguments, *choice.server_arguments), environment

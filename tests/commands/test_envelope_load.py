@@ -165,6 +165,7 @@ def choice(**changes):
         "drafts": {"DSPARK": Path("block"), "EAGLE3": Path("serial")},
         "dtype": "bfloat16",
         "max_concurrency": 8,
+        "tokens": 64,
         "kinds": frozenset(setting.KINDS),
     }
     return setting.Choice(**{**wanted, **changes})
