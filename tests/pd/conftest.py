@@ -15,13 +15,7 @@ from sglang_spec_ext.testing_pd import Pair, missing_part, running_pair
 
 VOCAB = 64
 TOKENS = 12
-CPU = {
-    "SGLANG_PLATFORM": "spec_ext_cpu",
-    "OMP_NUM_THREADS": "1",  # these models are tiny
-    # a request of a dead peer ends soon
-    "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "20",
-    "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "20",
-}
+CPU = {"SGLANG_PLATFORM": "spec_ext_cpu", "OMP_NUM_THREADS": "1"}  # these models are tiny
 COMMON = (
     "--device", "cpu", "--dtype", "float32", "--max-running-requests", "8", "--max-total-tokens", "16384",
     "--chunked-prefill-size", "64", "--random-seed", "1", "--sleep-on-idle", "--log-level", "warning",
