@@ -88,6 +88,15 @@ ACTIVE_HOOKS = (
         ("self",),
     ),
     Hook(
+        "sglang.srt.managers.data_parallel_controller.DataParallelController.get_init_info",
+        "after",
+        "sglang_spec_ext.launch:forward_proof",
+        "active",
+        "hands on the proofs of the schedulers behind a data-parallel controller",
+        _NO_PROOF,
+        ("self",),
+    ),
+    Hook(
         f"{_SPEC}.spec_info.SpeculativeAlgorithm.create_worker",
         "around",
         "sglang_spec_ext.workers.selection:create_worker",

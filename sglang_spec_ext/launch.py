@@ -92,6 +92,14 @@ def _require_a_platform() -> None:
     )
 
 
+def forward_proof(info: dict[str, Any], controller: Any) -> dict[str, Any]:
+    """After `DataParallelController.get_init_info`: it proves what every scheduler behind it has proved."""
+    proofs = [found.get(PROOF_KEY) for found in controller._scheduler_init_infos]
+    if proofs and None not in proofs:
+        info[PROOF_KEY] = next((proof for proof in proofs if proof["version"] != __version__), proofs[0])
+    return info
+
+
 def require_proof(infos: Sequence[Mapping[str, Any]], *args: Any, **kwargs: Any) -> None:
     """After the schedulers reported ready: each must have sent a proof of this version."""
     if flags.active_config() is None:

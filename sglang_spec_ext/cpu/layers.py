@@ -51,10 +51,11 @@ def rotary(
     """Rotate query [tokens, heads * d] and key [tokens, kv_heads * d] in one go (neox style, whole heads)."""
     if not op.is_neox_style or op.rotary_dim != op.head_size or offsets is not None or hasattr(op, "sin_cos_cache"):
         return op.forward_native(positions, query, key, offsets, fused_set_kv_buffer_arg)  # type: ignore[no-any-return]
-    tokens, width = query.shape[0], query.shape[-1]
+    width = query.shape[-1]
     cos_sin = op.cos_sin_cache.index_select(0, positions.reshape(-1)).unsqueeze(1)
     cos, sin = cos_sin.to(query.dtype).chunk(2, dim=-1)  # [tokens, 1, d / 2] each
-    both = torch.cat((query, key), dim=-1).view(tokens, -1, op.head_size)
+    both = torch.cat((query, key), dim=-1)
+    both = both.unflatten(1, (both.shape[1] // op.head_size, op.head_size))  # no -1: an idle rank has no token
     first, second = both.chunk(2, dim=-1)
-    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).view(tokens, -1)
+    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(1)
     return turned[:, :width], turned[:, width:]

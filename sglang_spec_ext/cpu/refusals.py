@@ -13,6 +13,11 @@ _RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("attention_backend", lambda v: v in (None, "torch_spec", "torch_native"), "use torch_spec or leave it out"),
     ("page_size", lambda v: v in (None, 1), "use --page-size 1"),
     ("pp_size", lambda v: v in (None, 1), "use --pp-size 1"),
+    (
+        "enable_dp_attention",
+        lambda v: not v,
+        "use --tp or --dp alone: SGLang gathers and scatters the tokens of all ranks with device kernels",
+    ),
     ("quantization", lambda v: v is None, "serve an unquantised checkpoint"),
     ("kv_cache_dtype", lambda v: v in (None, "auto", "bfloat16", "bf16"), "leave it out"),
     ("dtype", lambda v: v in (None, "auto", "float32", "float", "bfloat16"), "use float32 or bfloat16"),

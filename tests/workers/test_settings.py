@@ -124,3 +124,29 @@ def test_the_launcher_chooses_the_mode_that_a_ragged_dspark_needs(algorithm, ver
         check=True,
     )
     assert done.stdout.splitlines()[-1] == shown
+
+
+@pytest.mark.parametrize(
+    ("proofs", "rule"),
+    [
+        ([None, None], "started without sglang-spec-ext"),
+        (["ours", None], "started without sglang-spec-ext"),
+        (["ours", "0.0.0"], r"runs sglang-spec-ext 0\.0\.0"),
+        (["ours", "ours"], None),
+    ],
+)
+def test_a_data_parallel_controller_proves_what_all_its_schedulers_proved(proofs, rule) -> None:
+    pytest.importorskip("torch")
+    from types import SimpleNamespace
+
+    from sglang_spec_ext import __version__, flags, launch
+
+    versions = [__version__ if proof == "ours" else proof for proof in proofs]
+    infos = [{} if version is None else {launch.PROOF_KEY: {"version": version}} for version in versions]
+    found = launch.forward_proof({"status": "ready"}, SimpleNamespace(_scheduler_init_infos=infos))
+    with flags.exported(SpecExtConfig(mode="shadow")):
+        if rule is None:
+            launch.require_proof([found])
+            return
+        with pytest.raises(launch.NotActive, match=rule):
+            launch.require_proof([found])
