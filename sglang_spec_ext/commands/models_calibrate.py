@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
-    parser.add_argument(
-        "folder", type=pathlib.Path, help="the DSpark draft's folder; the results are written there"
-    )
+    parser.add_argument("folder", type=pathlib.Path, help="the DSpark draft's folder; the results are written there")
     parser.add_argument("--target", type=pathlib.Path, required=True)
     parser.add_argument("--text", type=pathlib.Path, required=True, help="the folder of generated text")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -36,30 +34,26 @@ def run(args: argparse.Namespace) -> int:
     target = Target(args.target, dtype=torch.float32)
     draft = load_block_draft(args.folder, target, target_folder=args.target)
     if not draft.shape.markov_rank:
-        raise UsageError(
-            f"models calibrate: {args.folder} must be a DSpark draft; DFlash has no confidence head"
-        )
+        raise UsageError(f"models calibrate: {args.folder} must be a DSpark draft; DFlash has no confidence head")
     record = validate_block(draft, load_samples(args.text, "validation"), head=target.head, stride=3)
     results: dict[str, Any] = {}
     for label, greedy in (("sampled", False), ("greedy", True)):
-        logits, survived = record.survival(greedy=greedy)
-        results[label] = dataclasses.asdict(_calibrate(args.folder, label, logits.numpy(), survived.numpy()))
+        halves = [tuple(part.numpy() for part in record.survival(greedy=greedy, half=half)) for half in (0, 1)]
+        results[label] = dataclasses.asdict(_calibrate(args.folder, label, *halves))
     print(json.dumps(results) if args.json else _table(results))
     return 0
 
 
 def _calibrate(
-    folder: pathlib.Path, label: str, logits: "np.ndarray", survived: "np.ndarray"
+    folder: pathlib.Path, label: str, fitting: "tuple[np.ndarray, ...]", judging: "tuple[np.ndarray, ...]"
 ) -> "Calibration":
     from sglang_spec_ext.models.calibrate import fit_temperatures, judge, plot_reliability, write_sts
 
-    half = len(logits) // 2
-    fitted = fit_temperatures(logits[:half], survived[:half])
-    judged = judge(fitted, logits[half:], survived[half:])
+    judged = judge(fit_temperatures(*fitting), *judging)
     # the file for sampling is the default; the greedy one is for servers that mostly decode greedily
     name = "sts.json" if label == "sampled" else "sts_greedy.json"
     write_sts(judged, folder / name, dataset=f"held-back prompts, {label} decoding")
-    plot_reliability(judged, logits[half:], survived[half:], path=folder / f"reliability_{label}.png")
+    plot_reliability(judged, *judging, path=folder / f"reliability_{label}.png")
     return judged
 
 

@@ -16,20 +16,19 @@ ALGORITHMS = ("dspark", "eagle3", "dflash")
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     parser.add_argument("--algorithm", choices=("text", *ALGORITHMS), required=True)
-    parser.add_argument(
-        "--target", type=pathlib.Path, required=True, help="a Llama folder with its tokenizer"
-    )
-    parser.add_argument(
-        "--text", type=pathlib.Path, required=True, help="folder of generated text, reused if there"
-    )
+    parser.add_argument("--target", type=pathlib.Path, required=True, help="a Llama folder with its tokenizer")
+    parser.add_argument("--text", type=pathlib.Path, required=True, help="folder of generated text, reused if there")
     parser.add_argument("--out", type=pathlib.Path, help="the draft's folder (not for --algorithm text)")
+    parser.add_argument("--text-tokens", type=int, default=300_000, help="stop generating at this many tokens")
     parser.add_argument(
-        "--text-tokens", type=int, default=300_000, help="stop generating at this many tokens"
+        "--splits",
+        nargs="+",
+        choices=("train", "validation"),
+        default=["train", "validation"],
+        help="prompts to answer; validation alone makes text to calibrate on, in a folder of its own",
     )
     parser.add_argument("--steps", type=int, help="training steps (default: the recipe's)")
-    parser.add_argument(
-        "--max-minutes", type=float, default=90.0, help="the schedule ends at this time at the latest"
-    )
+    parser.add_argument("--max-minutes", type=float, default=90.0, help="the schedule ends at this time at the latest")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's)")
 
@@ -39,9 +38,7 @@ def run(args: argparse.Namespace) -> int:
     if args.algorithm != "text" and args.out is None:
         raise UsageError(f"models train: --out must name a folder for --algorithm {args.algorithm}; give one")
     if not (args.target / "tokenizer.json").exists():
-        raise UsageError(
-            f"models train: --target must hold a tokenizer, got {args.target}; run models prepare"
-        )
+        raise UsageError(f"models train: --target must hold a tokenizer, got {args.target}; run models prepare")
     import torch
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -74,7 +71,10 @@ def _make_text(args: argparse.Namespace, progress: "Progress") -> None:
     task = progress.add_task("text", total=args.text_tokens, completed=have)
     target = Target(args.target, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(args.target)
-    for report in make_text(target, tokenizer, build_prompts(args.seed), folder=args.text, seed=args.seed):
+    reports = make_text(
+        target, tokenizer, build_prompts(args.seed), folder=args.text, seed=args.seed, splits=args.splits
+    )
+    for report in reports:
         progress.advance(task, report.new_tokens)
         if progress.tasks[task].completed >= args.text_tokens:
             return
@@ -95,8 +95,6 @@ def _train(args: argparse.Namespace, progress: "Progress") -> None:
     task = progress.add_task(args.algorithm, total=1.0)
     for report in train(trainee, settings):
         shown = " ".join(f"{name} {value:.3f}" for name, value in report.shown.items())
-        progress.update(
-            task, completed=report.done, description=f"{args.algorithm} loss {report.loss:.3f} {shown}"
-        )
+        progress.update(task, completed=report.done, description=f"{args.algorithm} loss {report.loss:.3f} {shown}")
         if report.event:
             progress.console.print(report.event)

@@ -191,23 +191,20 @@ def make_text(
     batch_size: int = 96,
     max_new_tokens: int = 200,
     seed: int = 0,
-    part: tuple[int, int] = (0, 1),
+    splits: Sequence[str] = ("train", "validation"),
 ) -> Iterator[TextReport]:
-    """Answer every prompt outside the `test` split, yielding after each batch.
+    """Answer every prompt of the named splits, yielding after each batch.
 
     Existing shards are kept: the same arguments give the same plan, so a second call goes on where the
-    first one stopped. `part` = (i, n) makes every n-th batch only, so that n processes can share the work:
-    on a busy machine single-threaded processes lose less than the threads of one, which wait for each other.
+    first one stopped.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    chosen = [prompt for prompt in prompts if prompt.split != "test"]
+    chosen = [prompt for prompt in prompts if prompt.split in splits]
     encoded = [encode_chat(tokenizer, prompt.text) for prompt in chosen]
     eos_id = tokenizer.eos_token_id  # type: ignore[attr-defined]
     num_kinds = len({prompt.kind for prompt in prompts})
     batches = plan_batches([len(ids) for ids in encoded], batch_size)
     for number, rows in enumerate(batches):
-        if number % part[1] != part[0]:
-            continue
         path = folder / f"shard-{number:04d}.safetensors"
         new_tokens = 0
         if not path.exists():

@@ -81,11 +81,12 @@ class Validation:
         before = torch.cat([torch.ones(1), reached[:-1]])
         return (reached / before.clamp(min=1e-9)).tolist()
 
-    def survival(self, *, greedy: bool) -> tuple[Tensor, Tensor]:
+    def survival(self, *, greedy: bool, half: int) -> tuple[Tensor, Tensor]:
         """Return confidence logits and the survival that they should predict, [n, drafts] float32 each.
 
+        `half` 0 or 1 takes every other text: rows of one text are alike, so no text is in both.
         On greedy texts survival is 0 or 1; on sampled ones it is the product of acceptance probabilities.
         """
-        rows = torch.cat(self.greedy) == greedy
-        accepted = torch.cat(self.agrees).float() if greedy else torch.cat(self.overlap)
-        return torch.cat(self.confidence)[rows], accepted[rows].cumprod(-1)
+        texts = [i for i, rows in enumerate(self.greedy) if bool(rows[0]) == greedy][half::2]
+        accepted = torch.cat([(self.agrees if greedy else self.overlap)[i] for i in texts]).float()
+        return torch.cat([self.confidence[i] for i in texts]), accepted.cumprod(-1)

@@ -135,3 +135,18 @@ def test_the_learning_rate_warms_up_and_falls_and_cross_entropy_gives_way():
     assert rates[peak:] == sorted(rates[peak:], reverse=True)
     assert Progress(0.0).ce == 1.0
     assert 0 < Progress(1.0).ce < 0.2
+
+
+def test_no_text_is_in_both_halves_of_a_calibration():
+    record = Validation.empty(2)
+    for text, greedy in enumerate((True, False, True, True, False)):
+        record.confidence.append(torch.full((3, 2), float(text)))
+        record.agrees.append(torch.tensor([[True, False]] * 3))
+        record.overlap.append(torch.tensor([[0.5, 0.5]] * 3))
+        record.greedy.append(torch.full((3,), greedy))
+    halves = [record.survival(greedy=True, half=half) for half in (0, 1)]
+    assert [sorted(set(logits.flatten().tolist())) for logits, _ in halves] == [[0.0, 3.0], [2.0]]
+    assert halves[0][1][0].tolist() == [1.0, 0.0]
+    logits, survived = record.survival(greedy=False, half=1)
+    assert set(logits.flatten().tolist()) == {4.0}
+    assert survived[0].tolist() == [0.5, 0.25]
