@@ -64,6 +64,7 @@ class Controller:
         self._caps: deque[int] = deque(maxlen=settings.hysteresis.dwell_steps)
         self._steps_at_zero = 0
         self._warmup_left = 0
+        self._wished = settings.full_k  # arm of the last choice, before ranks agreed
         self._settled = False  # the last choice would be the same for a batch like the last one
         self._stands: tuple[Any, IntArray | None, Decision] | None = None  # a choice that holds until there is news
         self._probe_answered = False
@@ -154,6 +155,7 @@ class Controller:
             )
         best = max(arms, key=lambda arm: arms[arm].tokens / arms[arm].seconds)
         arm, reason = self._held(arms, best, cap, groups)
+        self._wished = arm
         if self.settings.ranks == 1:
             self._commit(arm)
         score = arms[arm]
@@ -298,9 +300,12 @@ class Controller:
             if not wish.probe:
                 self.probe.join()
             return self._count(self._run(agreed.k, Reason.PROBE, probe=True))
+        granted = (agreed.k, agreed.budget) == (wish.k, wish.budget)
         if wish.reason is not Reason.EMPTY and self.mode is Mode.ADAPTIVE and self.pinned is None:
-            self._commit(agreed.k if agreed.budget is None else RAGGED)
-        if (agreed.k, agreed.budget) == (wish.k, wish.budget):
+            # a budget of everything runs as one K for all, and the arm is the budget's all the same
+            arm = agreed.k if agreed.budget is None else RAGGED
+            self._commit(self._wished if granted else arm)
+        if granted:
             return wish
         return self._count(
             replace(self._run(agreed.k, Reason.RANK_MINIMUM, budget=agreed.budget), wanted_k=wish.wanted_k)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sglang_spec_ext.control.agreement import reduce_votes, resolve, vote
 from sglang_spec_ext.control.calibration import MarginEstimator, TemperatureScaling
 from sglang_spec_ext.control.controller import Controller
 from sglang_spec_ext.control.cost import ContextBucket, CostTable
@@ -383,3 +384,23 @@ def test_a_choice_that_stands_until_there_is_news_is_the_choice_made_anew(phases
         if isinstance(value, float):
             assert value == pytest.approx(theirs["ledger"][name], rel=0.01, abs=0.5), name
     assert ours == {key: value for key, value in theirs.items() if key != "ledger"}
+
+
+def test_ranks_that_verify_everything_do_not_switch_in_every_step() -> None:
+    """A budget of all positions runs as the full width; the arm it came from is committed, so one switch does."""
+    settings = ControllerSettings(tiers=TIERS, verify=Verify.RAGGED, ranks=2)
+    controller = Controller(settings, TABLE)
+    ids = np.arange(4)
+    for step in range(60):
+        batch = BatchState(step=step, num_reqs=4, request_ids=ids)
+        wish = controller.decide(batch)
+        mine = vote(wish, controller.signature, cap=controller.cap(batch))
+        run = controller.adopt(wish, resolve(reduce_votes([mine, mine]), full_k=7))
+        controller.observe(
+            StepObservation(
+                step=step, k=run.k, accepted=np.full(4, run.k), request_ids=ids, confidences=np.full((4, 7), 0.99)
+            )
+        )
+    assert run.k == 7
+    assert run.bypass
+    assert controller.reasons[Reason.SWITCH] <= 1
