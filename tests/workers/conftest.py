@@ -102,7 +102,12 @@ class Adaptive:
 
 
 @contextlib.contextmanager
-def serving(setup: Setup, checkpoint: Callable[[str], Path], environment: dict[str, str]) -> Iterator[Adaptive]:
+def serving(
+    setup: Setup,
+    checkpoint: Callable[[str], Path],
+    environment: dict[str, str],
+    launcher: Sequence[str] | None = None,
+) -> Iterator[Adaptive]:
     """Run a server in adaptive mode for the duration of a block."""
     import httpx
 
@@ -113,7 +118,7 @@ def serving(setup: Setup, checkpoint: Callable[[str], Path], environment: dict[s
     arguments = ["--model-path", str(checkpoint("blend-llama")), *common.COMMON, *setup.flags]
     arguments += ["--speculative-draft-model-path", str(checkpoint(setup.draft)), "--spec-ext-mode", "adaptive"]
     arguments += ["--enable-metrics", "--api-key", KEY]
-    with running_server(arguments, environment={**common.CPU, **environment}) as server:
+    with running_server(arguments, environment={**common.CPU, **environment}, launcher=launcher) as server:
         with httpx.Client(base_url=server.url, timeout=180, headers={"Authorization": f"Bearer {KEY}"}) as client:
             yield Adaptive(setup, client, SpecExt(server.url, api_key=KEY), checkpoint("blend-llama"))
 
@@ -128,9 +133,9 @@ def adaptive(request: pytest.FixtureRequest, checkpoint: Callable[[str], Path]) 
 
 @pytest.fixture
 def adaptive_on(checkpoint: Callable[[str], Path]) -> Callable[..., contextlib.AbstractContextManager[Adaptive]]:
-    """Return a function from (draft, flags, environment) to a server."""
+    """Return a function from (draft, flags, environment[, launcher]) to a server."""
     pytest.importorskip("sglang")
-    return lambda draft, flags, environment: serving(Setup("own", draft, flags), checkpoint, environment)
+    return lambda draft, flags, *more: serving(Setup("own", draft, flags), checkpoint, *more)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,9 @@
 """Two tensor-parallel ranks on this machine, over gloo: equal decisions, no hang, no other token."""
 
+import json
 import random
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -26,3 +29,47 @@ def test_ranks_move_together(reference, adaptive_on) -> None:
         state = served.control.state()
         assert len(state["moves"]) > 2
         assert not {"rank_mismatch", "rank_absent"} & state["reasons"].keys()
+
+
+def test_a_rank_with_other_confidences_runs_the_same_2000_steps(reference, adaptive_on, tmp_path) -> None:
+    """Rank 1 would plan other budgets for other requests; both must run one plan, and no token may change."""
+    rng = random.Random(4)
+    prompts = [[rng.randrange(3, 63) for _ in range(3 + 5 * i)] for i in range(8)]
+    expected = [reference.greedy(ids, 64) for ids in prompts]
+    flags = ("--speculative-algorithm", "DSPARK", "--tp", "2", "--spec-ext-verify", "ragged")
+    environment = {**RANKS, "SPEC_EXT_TEST_STEPS": str(tmp_path / "steps")}
+    launcher = [sys.executable, str(Path(__file__).with_name("perturbed_server.py"))]
+    with adaptive_on("blend-dspark", flags, environment, launcher) as served:
+        assert served.control.state()["ranks"] == 2
+        number = 0
+        while (state := served.control.state())["steps"] < 2300:  # the profile took some
+            if not number % 3:
+                served.control.reset()  # without corrections the table makes drafting look as cheap as measured
+            count = (1, 8, 3)[number % 3]  # uneven load
+            answers = served.generate(prompts[:count], tokens=64)
+            assert [answer["output_ids"] for answer in answers] == expected[:count]
+            number += 1
+            assert number < 400
+        assert not {"rank_mismatch", "rank_absent"} & state["reasons"].keys()
+    texts = [(tmp_path / f"steps.{rank}").read_text(encoding="utf-8") for rank in (0, 1)]
+    first, second = ([json.loads(line) for line in text.splitlines()] for text in texts)
+    assert len(first) >= 2000
+    assert abs(len(first) - len(second)) <= 1  # the server ended between them
+    for number, (mine, theirs) in enumerate(zip(first, second, strict=False)):
+        assert (mine[:3], mine[4]) == (theirs[:3], theirs[4]), f"step {number}"
+    assert sum(row[2] is not None for row in first) > 20  # budgets were really planned
+    assert {row[3] for row in first} | {row[3] for row in second} >= {"rank_minimum"}  # and wishes differed
+
+
+def test_replicas_of_data_parallelism_decide_for_themselves(reference, adaptive_on) -> None:
+    rng = random.Random(5)
+    prompts = [[rng.randrange(3, 63) for _ in range(4 + 3 * i)] for i in range(8)]
+    flags = ("--speculative-algorithm", "DSPARK", "--dp", "2", "--load-balance-method", "round_robin")
+    with adaptive_on("blend-dspark", flags, RANKS) as served:
+        answers = served.generate(prompts, tokens=32)
+        assert [answer["output_ids"] for answer in answers] == [reference.greedy(ids, 32) for ids in prompts]
+        states = served.control.states()
+        assert len(states) == 2
+        assert all(state["steps"] > 0 and state["ranks"] == 1 for state in states)
+        served.control.pin(0)
+        assert [state["pinned"] for state in served.control.states()] == [0, 0]

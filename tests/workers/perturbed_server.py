@@ -1,0 +1,57 @@
+"""`sglang.launch_server` in which the confidences of rank 1 are off, and every rank writes down its steps.
+
+SGLang starts its processes by spawning, and a spawned process runs this file first: so the hooks below are in the
+schedulers too. Steps go to `$SPEC_EXT_TEST_STEPS`.<rank>, one JSON list a line.
+"""
+
+import json
+import os
+import runpy
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from sglang_spec_ext.hook import Hook
+from sglang_spec_ext.hook_install import install
+
+
+def propose(original, proposer, **kwargs):
+    """Around `DraftBlockProposer.propose`: on rank 1 every second request looks lost, and the others certain."""
+    import msgspec
+    from sglang.srt.runtime_context import get_parallel
+
+    proposal = original(proposer, **kwargs)
+    if get_parallel().tp_rank == 0 or proposal.confidence is None:
+        return proposal
+    wrong = proposal.confidence.clone()
+    wrong[0::2] = 0.999
+    wrong[1::2] = 0.0
+    return msgspec.structs.replace(proposal, confidence=wrong)
+
+
+def end(original, loop, step):
+    """Around `AdaptiveLoop.end`: write the step down."""
+    from sglang.srt.runtime_context import get_parallel
+
+    original(loop, step)
+    if loop.forced is None:
+        verified = None if step.verified is None else step.verified.tolist()
+        row = [len(step.reqs), step.decision.k, step.decision.budget, str(step.decision.reason), verified]
+        with open(f"{os.environ['SPEC_EXT_TEST_STEPS']}.{get_parallel().tp_rank}", "a", encoding="utf-8") as log:
+            log.write(json.dumps(row) + "\n")
+
+
+def _around(target: str, ours: str) -> Hook:
+    return Hook(target, "around", f"perturbed_server:{ours}", "active", "a test", "never")
+
+
+install(
+    (
+        _around("sglang.srt.speculative.dspark_components.dspark_draft.DraftBlockProposer.propose", "propose"),
+        _around("sglang_spec_ext.workers.loop.AdaptiveLoop.end", "end"),
+    )
+)
+
+if __name__ == "__main__":
+    runpy.run_module("sglang.launch_server", run_name="__main__")
