@@ -160,7 +160,9 @@ def test_top_shows_what_the_state_holds(adaptive, capsys) -> None:
 
 def test_top_redraws_on_a_terminal_until_it_is_interrupted(adaptive) -> None:
     key = adaptive.client.headers["Authorization"].removeprefix("Bearer ")
-    command = [sys.executable, "-m", "sglang_spec_ext.cli", "top", str(adaptive.client.base_url), "--interval", "0.2"]
+    # a terminal's program takes Ctrl-C; one started by a shell's background job would ignore it
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "sglang_spec_ext.cli", "top"]
+    command += [str(adaptive.client.base_url), "--interval", "0.2"]
     ours, theirs = pty.openpty()
     environment = {**os.environ, "SGLANG_API_KEY": key, "TERM": "xterm", "COLUMNS": "100", "LINES": "60"}
     shown = b""
@@ -172,7 +174,9 @@ def test_top_redraws_on_a_terminal_until_it_is_interrupted(adaptive) -> None:
                 if select.select([ours], [], [], 1.0)[0]:
                     shown += os.read(ours, 65536)
             process.send_signal(signal.SIGINT)
-            while select.select([ours], [], [], 5.0)[0]:  # what is left must be read, or its last write waits
+            deadline = time.monotonic() + 30
+            # what is left must be read, or its last write waits
+            while time.monotonic() < deadline and select.select([ours], [], [], 5.0)[0]:
                 try:
                     shown += os.read(ours, 65536)
                 except OSError:  # the terminal's other end is closed
