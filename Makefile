@@ -2,7 +2,8 @@
 SHELL := /bin/bash
 ENV = $(shell ./launch_scripts/create_env.sh --print)
 PYTHON = $(ENV)/bin/python
-# which tests: make test TESTS=tests/control; WORKERS=0 runs them one by one
+# which tests: make test TESTS=tests/control; WORKERS=0 runs them one by one.
+# One thread each: the models of the tests are tiny, and more would only wait for one another.
 TESTS ?= tests
 # arguments of the benchmark: make bench BENCH="--rounds 3"
 BENCH ?= --quick
@@ -32,7 +33,7 @@ check: install
 	$(PYTHON) -m mypy sglang_spec_ext/control sglang_spec_ext/config.py sglang_spec_ext/flags.py sglang_spec_ext/records.py
 
 test: check models
-	$(PYTHON) -P -m pytest -n $(WORKERS) --dist loadgroup --durations=40 $(TESTS)
+	OMP_NUM_THREADS=1 $(PYTHON) -P -m pytest -n $(WORKERS) --dist loadgroup --durations=40 $(TESTS)
 
 soak: install models
 	$(PYTHON) -P -m pytest -m soak -s tests/pd/test_soak.py
