@@ -126,12 +126,16 @@ def _answers(server: Server, route: str) -> bool:
 
 @contextlib.contextmanager
 def running_server(
-    argv: Sequence[str], *, environment: dict[str, str] | None = None, launcher: Sequence[str] | None = None
+    argv: Sequence[str],
+    *,
+    environment: dict[str, str] | None = None,
+    launcher: Sequence[str] | None = None,
+    timeout_s: float = START_TIMEOUT_S,
 ) -> Iterator[Server]:
-    """Run a server for the duration of a block."""
+    """Run a server for the duration of a block; ServerFailed with its log when it is not ready in time."""
     server = start_server(argv, environment=environment, launcher=launcher)
     try:
-        wait_until_ready(server)
+        wait_until_ready(server, timeout_s)
         yield server
     finally:
         try:

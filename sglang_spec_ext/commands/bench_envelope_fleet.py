@@ -2,8 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from sglang_spec_ext.commands.bench_envelope_setups import ServerSpec
 from sglang_spec_ext.errors import SpecExtError
 from sglang_spec_ext.runtime import SpecExt
-from sglang_spec_ext.testing import Server, ServerFailed, start_server, wait_until_ready
+from sglang_spec_ext.testing import Server, ServerFailed, running_server
 
 MIN_FREE_BYTES = 3 << 30  # what a start must find free; one small server takes about as much
 START_TIMEOUT_S = 1800.0  # large weights, captured graphs and a profile
@@ -89,18 +88,9 @@ class Fleet:
         return Running(server, control, closing)
 
 
-@contextmanager
-def serving(spec: ServerSpec, environment: dict[str, str]) -> Iterator[Server]:
-    """Run a server for the duration of a block; ServerFailed with its log when it does not become ready."""
-    server = start_server(spec.arguments, environment={**spec.environment, **environment})
-    try:
-        wait_until_ready(server, START_TIMEOUT_S)
-        yield server
-    finally:
-        try:
-            server.stop()
-        finally:
-            server.log.unlink(missing_ok=True)
+def serving(spec: ServerSpec, environment: dict[str, str]) -> AbstractContextManager[Server]:
+    """Run a server for the duration of a block."""
+    return running_server(spec.arguments, environment={**spec.environment, **environment}, timeout_s=START_TIMEOUT_S)
 
 
 def reason_of(error: Exception) -> str:
