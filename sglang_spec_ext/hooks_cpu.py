@@ -264,6 +264,15 @@ CPU_HOOKS = (
         ("output", "input", "group_name"),
     ),
     Hook(
+        "sglang.srt.distributed.bootstrap._check_tp_memory_balance",
+        "replace",
+        "sglang_spec_ext.cpu.ranks:skip_memory_balance",
+        "cpu",
+        "refuses to start when memory goes to another process between the readings of two ranks",
+        "SGLang compares devices, and the ranks of one machine share its memory",
+        ("pre_model_load_memory", "local_gpu_memory"),
+    ),
+    Hook(
         "sglang.srt.model_executor.forward_batch_info._is_cpu",
         "assign",
         "sglang_spec_ext.cpu.ranks:IS_CPU",

@@ -4,7 +4,9 @@ The server runs in a session of its own and is ended by its own process id; noth
 """
 
 import contextlib
+import http.client
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -20,13 +22,21 @@ from pathlib import Path
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 60.0
+_PORTS = range(10_000, 21_000)
 
 
 def free_port() -> int:
-    """Return a TCP port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    """Return a TCP port that nothing listens on, from a range of which nothing else draws.
+
+    A server binds its port half a minute after it was chosen. From the operating system's own range (32768 and up),
+    another process would be given the same port in between; SGLang draws its own from 22000 to 29999
+    (`sglang/srt/utils/network.py`).
+    """
+    for port in random.sample(_PORTS, 64):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((HOST, port))
+            return port
+    raise OSError(f"none of 64 ports from {_PORTS.start} to {_PORTS.stop - 1} is free")
 
 
 class ServerFailed(RuntimeError):
@@ -120,7 +130,7 @@ def _answers(server: Server, route: str) -> bool:
     try:
         with urllib.request.urlopen(f"{server.url}{route}", timeout=5) as answer:  # noqa: S310 - our own loopback
             return bool(answer.status == 200)
-    except OSError:  # URLError is one
+    except (OSError, http.client.HTTPException):  # URLError is one of the first
         return False
 
 

@@ -14,8 +14,8 @@ _RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("page_size", lambda v: v in (None, 1), "use --page-size 1"),
     ("pp_size", lambda v: v in (None, 1), "use --pp-size 1"),
     (
-        "enable_dp_attention",
-        lambda v: not v,
+        "attn_dp_size",  # into which SGLang has turned --enable-dp-attention by now
+        lambda v: v in (None, 1),
         "use --tp or --dp alone: SGLang gathers and scatters the tokens of all ranks with device kernels",
     ),
     ("quantization", lambda v: v is None, "serve an unquantised checkpoint"),

@@ -145,9 +145,10 @@ def test_draft_with_a_missing_tensor(target, checkpoint, tmp_path: Path) -> None
         (["--page-size", "16"], "--page-size 16"),
         (["--quantization", "fp8"], "--quantization fp8"),
         (["--enable-deterministic-inference"], "--enable-deterministic-inference"),
-        (["--tp", "2", "--dp", "2", "--enable-dp-attention"], "--enable-dp-attention True"),
+        (["--tp", "2", "--attn-dp-size", "2"], "--attn-dp-size 2"),
+        (["--tp", "2", "--dp", "2", "--enable-dp-attention"], "--attn-dp-size 2"),
     ],
-    ids=["algorithm", "page size", "quantisation", "deterministic", "attention data parallelism"],
+    ids=["algorithm", "page size", "quantisation", "deterministic", "attention DP", "attention DP's old name"],
 )
 def test_the_cpu_platform_refuses_by_name(target, flags: list[str], names: str) -> None:
     status, output = fails([*target, *flags])

@@ -1,5 +1,7 @@
 """`sglang.launch_server` in which the confidences of rank 1 are off, and every rank writes down its steps.
 
+A step costs what its tokens cost, whatever this machine measures: so a budget of tokens always pays.
+
 SGLang starts its processes by spawning, and a spawned process runs this file first: so the hooks below are in the
 schedulers too. Steps go to `$SPEC_EXT_TEST_STEPS`.<rank>, one JSON list a line.
 """
@@ -30,6 +32,17 @@ def propose(original, proposer, **kwargs):
     return msgspec.structs.replace(proposal, confidence=wrong)
 
 
+def cost_table(original, scheduler, fingerprint, context_len):
+    """Instead of `cost_source._kept_or_measured`: drafts are nearly free and the target pays by the token."""
+    from sglang_spec_ext.control.cost import ContextBucket, CostTable
+    from sglang_spec_ext.control.curve import Curve
+
+    sizes = (1, 2, 4, 8, 16, 32, 64, 128)
+    tokens = Curve(sizes, tuple(0.004 + 0.0002 * size for size in sizes))
+    draft = tuple((k, Curve((1, 8), (0.0005 * k, 0.0005 * k))) for k in (0, 7))
+    return CostTable((ContextBucket(context_len, tokens, None, draft),), 0.0, fingerprint), "a test"
+
+
 def end(original, loop, step):
     """Around `AdaptiveLoop.end`: write the step down."""
     from sglang.srt.runtime_context import get_parallel
@@ -49,6 +62,7 @@ def _around(target: str, ours: str) -> Hook:
 install(
     (
         _around("sglang.srt.speculative.dspark_components.dspark_draft.DraftBlockProposer.propose", "propose"),
+        _around("sglang_spec_ext.workers.cost_source._kept_or_measured", "cost_table"),
         _around("sglang_spec_ext.workers.loop.AdaptiveLoop.end", "end"),
     )
 )

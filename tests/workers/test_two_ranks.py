@@ -36,15 +36,14 @@ def test_a_rank_with_other_confidences_runs_the_same_2000_steps(reference, adapt
     rng = random.Random(4)
     prompts = [[rng.randrange(3, 63) for _ in range(3 + 5 * i)] for i in range(8)]
     expected = [reference.greedy(ids, 64) for ids in prompts]
-    flags = ("--speculative-algorithm", "DSPARK", "--tp", "2", "--spec-ext-verify", "ragged")
+    # no K = 0: the draft is poor, and plain decoding would win
+    flags = ("--speculative-algorithm", "DSPARK", "--tp", "2", "--spec-ext-verify", "ragged", "--spec-ext-tiers", "7")
     environment = {**RANKS, "SPEC_EXT_TEST_STEPS": str(tmp_path / "steps")}
     launcher = [sys.executable, str(Path(__file__).with_name("perturbed_server.py"))]
     with adaptive_on("blend-dspark", flags, environment, launcher) as served:
         assert served.control.state()["ranks"] == 2
         number = 0
-        while (state := served.control.state())["steps"] < 2300:  # the profile took some
-            if not number % 3:
-                served.control.reset()  # without corrections the table makes drafting look as cheap as measured
+        while (state := served.control.state())["steps"] < 2020:
             count = (1, 8, 3)[number % 3]  # uneven load
             answers = served.generate(prompts[:count], tokens=64)
             assert [answer["output_ids"] for answer in answers] == expected[:count]
@@ -57,7 +56,7 @@ def test_a_rank_with_other_confidences_runs_the_same_2000_steps(reference, adapt
     assert abs(len(first) - len(second)) <= 1  # the server ended between them
     for number, (mine, theirs) in enumerate(zip(first, second, strict=False)):
         assert (mine[:3], mine[4]) == (theirs[:3], theirs[4]), f"step {number}"
-    assert sum(row[2] is not None for row in first) > 20  # budgets were really planned
+    assert sum(row[2] is not None for row in first) > 500  # budgets were really planned
     assert {row[3] for row in first} | {row[3] for row in second} >= {"rank_minimum"}  # and wishes differed
 
 
