@@ -32,7 +32,7 @@ def free_port() -> int:
     another process would be given the same port in between; SGLang draws its own from 22000 to 29999
     (`sglang/srt/utils/network.py`).
     """
-    for port in random.sample(_PORTS, 64):
+    for port in random.SystemRandom().sample(_PORTS, 64):  # tests seed the common generator alike
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((HOST, port))
             return port

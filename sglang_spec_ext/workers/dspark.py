@@ -86,7 +86,9 @@ class DSparkSteps(SpecExtWorker):
         """Return the parts of a step at K; with ragged graphs the width stays and the layout cuts."""
         from sglang.srt.speculative.draft_worker_common import build_block_pos_offsets
 
-        proposer = BlockProposer(self._proposer, self, k, keep_width=self._graphed_ragged)
+        assert self.spec_ext_config is not None
+        whole = self.spec_ext_config.verify == "ragged"
+        proposer = BlockProposer(self._proposer, self, k, keep_width=self._graphed_ragged, whole=whole)
         if self._graphed_ragged:
             return Swap({"_proposer": proposer})
         width = k + 1
