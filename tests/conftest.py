@@ -17,11 +17,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(group))
 
 
-def _group(item: pytest.Item) -> str | None:
+@pytest.hookimpl(trylast=True)  # after the test's own fixtures
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End a shared server after its last test: pytest would keep it until the next of its kind, or the very end."""
+    server = _server(item)
+    if server is not None and (nextitem is None or _server(nextitem) != server):
+        (definition,) = item._fixtureinfo.name2fixturedefs[server[0]]
+        definition.finish(item._request)
+
+
+def _server(item: pytest.Item) -> tuple[str, str] | None:
+    """Return the fixture and the name of the server that a test shares."""
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
-    for fixture in SHARED_SERVERS:
-        if fixture in parameters:
-            return f"{fixture}-{parameters[fixture].name}"
+    return next(((name, parameters[name].name) for name in SHARED_SERVERS if name in parameters), None)
+
+
+def _group(item: pytest.Item) -> str | None:
+    if (server := _server(item)) is not None:
+        return "-".join(server)
     starts_its_own = item.get_closest_marker("engine") is not None
     return None if starts_its_own else item.nodeid.partition("::")[0]
 
