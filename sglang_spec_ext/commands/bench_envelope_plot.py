@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sglang_spec_ext.cli import UsageError
+from sglang_spec_ext.commands.plotting import save, subplots
 
 _STYLES: dict[str, dict[str, Any]] = {
     "none": {"color": "0.3", "linestyle": ":"},
@@ -18,11 +18,6 @@ _STYLES: dict[str, dict[str, Any]] = {
 
 def plots(report: Mapping[str, Any], folder: Path) -> list[Path]:
     """Write the plots that the report has data for; returns their paths."""
-    try:
-        import matplotlib as mpl
-    except ImportError as error:
-        raise UsageError("plots need matplotlib: pip install 'sglang-spec-ext[plot]', or pass --no-plot") from error
-    mpl.use("Agg")
     written = []
     if report["levels"]:
         written.append(_levels(report, folder / "envelope.png"))
@@ -33,9 +28,7 @@ def plots(report: Mapping[str, Any], folder: Path) -> list[Path]:
 
 
 def _levels(report: Mapping[str, Any], path: Path) -> Path:
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(9, 5.5), layout="constrained")
+    figure, axis = subplots(1, size=(9, 5.5))
     for name, setup in report["setups"].items():
         points = [(lv["concurrency"], lv["tok_s"][name]) for lv in report["levels"] if name in lv["tok_s"]]
         if not points:
@@ -50,16 +43,14 @@ def _levels(report: Mapping[str, Any], path: Path) -> Path:
     ticks = [level["concurrency"] for level in report["levels"]]
     axis.set_xticks(ticks, labels=[str(tick) for tick in ticks])
     axis.legend(fontsize="small", ncols=2)
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def _shifting(report: Mapping[str, Any], name: str, path: Path) -> Path:
-    from matplotlib import pyplot
-
     rows = report["series"][name]
     times = [row["t_s"] for row in rows]
     seen = [row for row in rows if "k" in row]
-    figure, (rates, ks) = pyplot.subplots(2, 1, figsize=(9, 6), sharex=True, layout="constrained")
+    figure, (rates, ks) = subplots(2, size=(9, 6))
     rates.plot(times, [row["tok_s"] for row in rows], label=f"{name}, measured")
     known = [row for row in seen if row["predicted_tok_s"] is not None]
     predicted = [row["predicted_tok_s"] for row in known]
@@ -71,16 +62,5 @@ def _shifting(report: Mapping[str, Any], name: str, path: Path) -> Path:
     load = ks.twinx()
     load.plot(times, [row["running"] for row in rows], color="0.6", linewidth=0.8)
     load.set(ylabel="requests in flight (grey)")
-    return _save(figure, path)
+    return save(figure, path)
 
-
-def _save(figure: Any, path: Path) -> Path:
-    from matplotlib import pyplot
-
-    try:
-        figure.savefig(path, dpi=130)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written ({error})") from error
-    finally:
-        pyplot.close(figure)
-    return path

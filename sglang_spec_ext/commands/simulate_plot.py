@@ -1,41 +1,19 @@
-"""PNG plots of the simulations; matplotlib is imported here and nowhere else."""
+"""PNG plots of the simulations."""
 
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from sglang_spec_ext.cli import UsageError
+from sglang_spec_ext.commands.plotting import save, subplots
 from sglang_spec_ext.control.comparison import Comparison
 from sglang_spec_ext.control.simulator import moving_rate
 
 _WINDOW_STEPS = 50
 
 
-def _figure(rows: int) -> tuple[Any, Any]:
-    try:
-        import matplotlib as mpl
-    except ImportError as error:
-        raise UsageError("--plot: needs matplotlib; pip install 'sglang-spec-ext[plot]'") from error
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot.subplots(rows, 1, figsize=(9, 3.2 * rows), sharex=True, layout="constrained")
-
-
-def _save(figure: Any, path: Path) -> None:
-    from matplotlib import pyplot
-
-    try:
-        figure.savefig(path, dpi=130)
-    except OSError as error:
-        raise UsageError(f"--plot {path}: cannot be written ({error})") from error
-    finally:
-        pyplot.close(figure)
-
-
 def plot_best_k(rows: list[dict[str, Any]], path: Path) -> None:
     """Draw the best K against the batch size, one line per draft cost and way of drafting."""
-    figure, axis = _figure(1)
+    figure, axis = subplots(1, size=(9, 3.2))
     lines: dict[tuple[float, bool], list[tuple[int, int]]] = defaultdict(list)
     for row in rows:
         lines[row["t_draft_s"], row["parallel"]].append((row["batch"], row["best_k"]))
@@ -45,12 +23,12 @@ def plot_best_k(rows: list[dict[str, Any]], path: Path) -> None:
     axis.set(xscale="log", xlabel="batch (requests)", ylabel="best K (draft tokens)")
     axis.set_xscale("log", base=2)
     axis.legend()
-    _save(figure, path)
+    save(figure, path)
 
 
 def plot_scenario(comparison: Comparison, path: Path) -> None:
     """Draw tokens per second and K over time: ours, every fixed K, the oracle."""
-    figure, (rates, ks) = _figure(2)
+    figure, (rates, ks) = subplots(2, size=(9, 6.4))
     for k, run in comparison.fixed.items():
         rates.plot(moving_rate(run, _WINDOW_STEPS), linewidth=0.8, alpha=0.7, label=f"fixed K={k}")
     rates.plot(moving_rate(comparison.oracle, _WINDOW_STEPS), "k:", linewidth=1.4, label="oracle")
@@ -64,4 +42,4 @@ def plot_scenario(comparison: Comparison, path: Path) -> None:
     for axis in (rates, ks):
         for part in comparison.adaptive.bounds():
             axis.axvline(part.start, color="0.85", linewidth=0.8, zorder=0)
-    _save(figure, path)
+    save(figure, path)
