@@ -6,6 +6,7 @@ so a ratio to it errs against ours.
 """
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -104,9 +105,18 @@ def _facts(report: Mapping[str, Any]) -> str:
     software = ", ".join(f"{name} {version}" for name, version in versions.items())
     return (
         f"{report['date']}, {devices}; {report['model']['dtype']} {report['model']['target']}; {software}. "
-        f"Output tokens per second, median of {load['rounds']} rounds (smallest to largest); answers of "
+        f"Output tokens per second, median of {_rounds(report)} (smallest to largest); answers of "
         f"{load['tokens']} tokens, greedy, to distinct held-out prompts.\n\n    {report['command']}"
     )
+
+
+def _rounds(report: Mapping[str, Any]) -> str:
+    """Say how many rounds the cells of the table stand on: a run that is out of time measures some less often."""
+    planned = report["load"]["rounds"]
+    runs = Counter((sample["setup"], sample["load"]) for sample in report["samples"]).values()
+    if not runs or min(runs) == planned:
+        return f"{planned} rounds"
+    return f"{min(runs)} to {max(runs)} of {planned} rounds"
 
 
 def _throughput(report: Mapping[str, Any]) -> list[str]:
@@ -162,8 +172,10 @@ def _judged(value: float | None, floor: float) -> str:
 
 def _left_out(report: Mapping[str, Any]) -> list[str]:
     by_reason: dict[str, list[str]] = {}
+    measured = {f"{sample['setup']} at {sample['load']}" for sample in report["samples"]}  # at least in one round
     for name, reason in report["left_out"].items():
-        by_reason.setdefault(reason, []).append(name)
+        if name not in measured:
+            by_reason.setdefault(reason, []).append(name)
     rows = [f"- {', '.join(names)}: {reason}" for reason, names in by_reason.items()]
     said = [f"- {name} says: {text}" for name, texts in report["inactive"].items() for text in texts]
     return ["", *(["Not measured:", *rows] if rows else []), *said] if rows or said else []

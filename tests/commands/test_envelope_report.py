@@ -120,6 +120,12 @@ def test_markdown_marks_what_is_missed_and_what_was_not_measured(report):
     assert "- DSPARK stock compact, table: no graphs\n- EAGLE3 K=3 at 4, x at 1: out of time\n" in text
     assert "- DSPARK adaptive says: tiers lack 0" in text
     assert "a CPU, 2 cores" in text
+    assert "median of 1 to 3 of 3 rounds" in text  # the shifting load has one sample
+
+
+def test_a_cell_that_lacks_a_later_round_alone_is_measured(report):
+    report["left_out"]["DSPARK K=7 at 1"] = "out of time"
+    assert "DSPARK K=7 at 1" not in reporting.markdown(report)
 
 
 def test_table_and_plots_come_from_the_json_alone(report, tmp_path, capsys):
