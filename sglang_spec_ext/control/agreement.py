@@ -9,7 +9,6 @@ the fixed full width: slower than wanted, never a hang.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 
 from sglang_spec_ext.records import Decision, Reason
 
@@ -29,7 +28,9 @@ class Agreed:
 
 def signature_of(*parts: str) -> int:
     """Return a positive 62-bit number from texts that must be equal on all ranks."""
-    return int.from_bytes(sha256("\0".join(parts).encode()).digest()[:8]) >> 2
+    import hashlib  # here: OpenSSL is a good part of importing this package
+
+    return int.from_bytes(hashlib.sha256("\0".join(parts).encode()).digest()[:8]) >> 2
 
 
 def vote(decision: Decision, signature: int, *, cap: int) -> list[int]:

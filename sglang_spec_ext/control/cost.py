@@ -6,7 +6,6 @@ be trusted raises CostTableError with the reason, because a planner that prices 
 everything.
 """
 
-import hashlib
 import json
 from bisect import bisect_left
 from collections.abc import Mapping
@@ -156,6 +155,8 @@ class CostTable:
 
     def digest(self) -> str:
         """SHA-256 of the table; ranks compare it before they decide anything together."""
+        import hashlib  # here: OpenSSL is a good part of importing this package
+
         text = json.dumps(self.as_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
