@@ -19,7 +19,13 @@ from sglang_spec_ext.testing import Server, running_server, session_members, sta
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
-CPU = {"SGLANG_PLATFORM": "spec_ext_cpu", "OMP_NUM_THREADS": "1"}
+CPU = {
+    "SGLANG_PLATFORM": "spec_ext_cpu",
+    "OMP_NUM_THREADS": "1",
+    # a server that crashes would look for core dumps of CUDA for more than a minute
+    "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
+    "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
+}
 BASE = ("--device", "cpu", "--dtype", "float32", "--max-total-tokens", "2048", "--max-running-requests", "4",
         "--skip-tokenizer-init", "--log-level", "error")  # fmt: skip
 SHARED_MEMORY = Path("/dev/shm")

@@ -8,7 +8,7 @@ import httpx
 
 from sglang_spec_ext.testing import running_server
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.xdist_group("ranks")]
 
 BASE = ("--device", "cpu", "--dtype", "float32", "--max-total-tokens", "4096", "--max-running-requests", "8",
         "--tp", "2", "--skip-tokenizer-init", "--sleep-on-idle", "--log-level", "warning")  # fmt: skip

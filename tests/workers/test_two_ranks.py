@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
+# one worker, before the single tests: two ranks fill the machine
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("ranks")]
 
 RANKS = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}  # more than one rank needs it
 
