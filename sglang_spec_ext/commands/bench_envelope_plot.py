@@ -63,4 +63,3 @@ def _shifting(report: Mapping[str, Any], name: str, path: Path) -> Path:
     load.plot(times, [row["running"] for row in rows], color="0.6", linewidth=0.8)
     load.set(ylabel="requests in flight (grey)")
     return save(figure, path)
-

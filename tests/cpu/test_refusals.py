@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_spec_ext.cpu.refusals import Refused, refuse_unserved
+from sglang_spec_ext.cpu.refusals import _RULES, Refused, refuse_unserved
 
 SERVED = {
     "device": "cpu",
@@ -57,3 +57,11 @@ def test_what_is_not_served_is_refused_with_flag_value_and_cure(field: str, valu
     message = str(refusal.value)
     assert message.startswith(f"--{field.replace('_', '-')} {value} is not served by the CPU reference platform")
     assert len(message.partition("; ")[2]) > 10, "says what to do instead"
+
+
+def test_every_rule_names_a_field_that_sglang_has() -> None:
+    """A field that SGLang renames would pass as unset, and its flag would be served wrongly."""
+    pytest.importorskip("sglang")
+    from sglang.srt.server_args import ServerArgs
+
+    assert [name for name, *_ in _RULES if not hasattr(ServerArgs, name)] == []

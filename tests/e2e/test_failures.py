@@ -90,8 +90,8 @@ def test_unknown_value(target) -> None:
 
 @pytest.mark.parametrize(
     ("content", "names"),
-    [(None, "absent.json"), ('{"mode": "shadow", "tierz": 1}', "tierz")],
-    ids=["missing", "unknown key"],
+    [(None, "absent.json"), ('{"mode"', "truncated"), ('{"mode": "shadow", "tierz": 1}', "tierz")],
+    ids=["missing", "malformed", "unknown key"],
 )
 def test_bad_configuration_file(target, tmp_path: Path, content: str | None, names: str) -> None:
     path = tmp_path / "absent.json"

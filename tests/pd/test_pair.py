@@ -26,6 +26,9 @@ def test_tokens_are_those_of_the_target_and_every_first_step_verifies_shipped_dr
     assert late < REQUESTS
     assert sent["records_sent"] == REQUESTS
     assert sent["bytes_sent"] == REQUESTS * ROW_BYTES[pd_pair.setup.algorithm]
+    if not late:
+        assert received["records_received"] == REQUESTS
+        assert received["bytes_received"] == sent["bytes_sent"]
     warm, cold = first_steps(received, "warm"), first_steps(received, "cold")
     assert sum(warm.values()) == REQUESTS - late
     assert sum(cold.values()) == late
