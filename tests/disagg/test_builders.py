@@ -110,10 +110,3 @@ def test_a_first_block_is_given_out_once_and_only_at_its_position():
     assert builders.FirstBlocks.take(reqs, [3, 3, 3, 3], num_draft_tokens=3) == {}
     assert builders.FirstBlocks.take([other_k], [3], num_draft_tokens=4) == {}
     assert builders.FirstBlocks.take([other_k], [3], num_draft_tokens=3) == {}
-
-
-def test_block_arrays_are_on_the_host_in_record_dtypes():
-    arrays = builders.block_arrays(torch.tensor([1, 2]), torch.tensor([0.5, 0.25], dtype=torch.bfloat16))
-    assert (arrays["block_ids"].dtype, arrays["block_confidence"].dtype) == (np.int32, np.float32)
-    assert arrays["block_confidence"].tolist() == [0.5, 0.25]
-    assert set(builders.block_arrays(torch.tensor([1]), None)) == {"block_ids"}

@@ -20,7 +20,7 @@ EAGLE = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--spe
 
 
 @pytest.mark.parametrize("algorithm", ["EAGLE3", "DFLASH", "DSPARK"])
-def test_drafts_are_accepted_in_bfloat16(checkpoint, algorithm: str) -> None:
+def test_drafts_are_accepted_in_bfloat16(checkpoint, forked, algorithm: str) -> None:
     arguments = ["--model-path", str(checkpoint("blend-llama")), *BASE, "--speculative-algorithm", algorithm]
     arguments += ["--speculative-draft-model-path", str(checkpoint(f"blend-{algorithm.lower()}"))]
     if algorithm == "EAGLE3":
@@ -28,7 +28,7 @@ def test_drafts_are_accepted_in_bfloat16(checkpoint, algorithm: str) -> None:
     environment = {"SGLANG_PLATFORM": "spec_ext_cpu", "OMP_NUM_THREADS": "1"}
     prompts = [[5, 9, 11, 30], [7] * 20, [40, 41, 42, 43, 44, 45, 46]]
     accepted = 0
-    with running_server(arguments, environment=environment) as server:
+    with running_server(arguments, environment=environment, launcher=forked) as server:
         for temperature in (0, 1):
             params = {"temperature": temperature, "max_new_tokens": 48, "ignore_eos": True}
             body = {"input_ids": prompts, "sampling_params": params}

@@ -22,7 +22,7 @@ PROMPTS = [[5, 9, 11, 30], [7] * 20, [40, 41, 42, 43, 44, 45, 46]]
 
 
 @pytest.mark.parametrize("algorithm", ["NONE", "EAGLE3", "DFLASH", "DSPARK"])
-def test_two_ranks_return_the_tokens_of_one(checkpoint, reference, algorithm: str) -> None:
+def test_two_ranks_return_the_tokens_of_one(checkpoint, reference, forked, algorithm: str) -> None:
     arguments = ["--model-path", str(checkpoint("blend-llama")), *BASE]
     if algorithm != "NONE":
         arguments += ["--speculative-algorithm", algorithm]
@@ -31,6 +31,6 @@ def test_two_ranks_return_the_tokens_of_one(checkpoint, reference, algorithm: st
     if algorithm == "EAGLE3":
         arguments += EAGLE
     body = {"input_ids": PROMPTS, "sampling_params": {"temperature": 0, "max_new_tokens": 24, "ignore_eos": True}}
-    with running_server(arguments, environment=ENVIRONMENT) as server:
+    with running_server(arguments, environment=ENVIRONMENT, launcher=forked) as server:
         answers = httpx.post(f"{server.url}/generate", json=body, timeout=180).json()
     assert [answer["output_ids"] for answer in answers] == [reference.greedy(ids, 24) for ids in PROMPTS]

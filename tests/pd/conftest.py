@@ -97,7 +97,9 @@ PAIRS = (PdSetup("EAGLE3", "nixl"), PdSetup("DSPARK", "mooncake_tcp"), PdSetup("
 
 
 @pytest.fixture(scope="session", params=PAIRS, ids=lambda setup: setup.name)
-def pd_pair(request: pytest.FixtureRequest, checkpoint: Callable[[str], Path], tmp_path_factory) -> Iterator[Served]:
+def pd_pair(
+    request: pytest.FixtureRequest, checkpoint: Callable[[str], Path], tmp_path_factory, forked: tuple[str, ...]
+) -> Iterator[Served]:
     """One pair for each setup; pytest orders the tests so that each is started once."""
     setup: PdSetup = request.param
     skip_without(setup)
@@ -108,7 +110,8 @@ def pd_pair(request: pytest.FixtureRequest, checkpoint: Callable[[str], Path], t
         key.chmod(0o600)
         more += ["--spec-ext-pd-key-file", str(key)]
     serve = arguments(setup.algorithm, checkpoint, *more)
-    with running_pair({"prefill": serve, "decode": serve}, backend=setup.backend, environment=CPU) as pair:
+    roles = {"prefill": serve, "decode": serve}
+    with running_pair(roles, backend=setup.backend, environment=CPU, launcher=forked) as pair:
         yield Served(setup, pair)
 
 

@@ -106,7 +106,7 @@ def serving(
     setup: Setup,
     checkpoint: Callable[[str], Path],
     environment: dict[str, str],
-    launcher: Sequence[str] | None = None,
+    launcher: Sequence[str],
 ) -> Iterator[Adaptive]:
     """Run a server in adaptive mode for the duration of a block."""
     import httpx
@@ -124,18 +124,26 @@ def serving(
 
 
 @pytest.fixture(scope="session", params=SETUPS, ids=lambda setup: setup.name)
-def adaptive(request: pytest.FixtureRequest, checkpoint: Callable[[str], Path]) -> Iterator[Adaptive]:
+def adaptive(
+    request: pytest.FixtureRequest, checkpoint: Callable[[str], Path], forked: tuple[str, ...]
+) -> Iterator[Adaptive]:
     """One server for each setup."""
     pytest.importorskip("sglang")
-    with serving(request.param, checkpoint, {}) as served:
+    with serving(request.param, checkpoint, {}, forked) as served:
         yield served
 
 
 @pytest.fixture
-def adaptive_on(checkpoint: Callable[[str], Path]) -> Callable[..., contextlib.AbstractContextManager[Adaptive]]:
+def adaptive_on(
+    checkpoint: Callable[[str], Path], forked: tuple[str, ...]
+) -> Callable[..., contextlib.AbstractContextManager[Adaptive]]:
     """Return a function from (draft, flags, environment[, launcher]) to a server."""
     pytest.importorskip("sglang")
-    return lambda draft, flags, *more: serving(Setup("own", draft, flags), checkpoint, *more)
+
+    def start(draft: str, flags: tuple[str, ...], environment: dict[str, str], launcher: Sequence[str] = forked):
+        return serving(Setup("own", draft, flags), checkpoint, environment, launcher)
+
+    return start
 
 
 @pytest.fixture(scope="session")

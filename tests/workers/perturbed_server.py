@@ -2,17 +2,14 @@
 
 A step costs what its tokens cost, whatever this machine measures: so a budget of tokens always pays.
 
-SGLang starts its processes by spawning, and a spawned process runs this file first: so the hooks below are in the
-schedulers too. Steps go to `$SPEC_EXT_TEST_STEPS`.<rank>, one JSON list a line.
+Its processes are forked, so that they have the hooks below. Steps go to `$SPEC_EXT_TEST_STEPS`.<rank>, one JSON list a
+line.
 """
 
 import json
 import os
-import runpy
 import sys
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 from sglang_spec_ext.hook import Hook
 from sglang_spec_ext.hook_install import install
@@ -59,6 +56,7 @@ def _around(target: str, ours: str) -> Hook:
     return Hook(target, "around", f"perturbed_server:{ours}", "active", "a test", "never")
 
 
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]  # the hooks name this file
 install(
     (
         _around("sglang.srt.speculative.dspark_components.dspark_draft.DraftBlockProposer.propose", "propose"),
@@ -68,4 +66,6 @@ install(
 )
 
 if __name__ == "__main__":
-    runpy.run_module("sglang.launch_server", run_name="__main__")
+    import forked_server
+
+    forked_server.launch()
