@@ -60,14 +60,6 @@ def eagle_arrays(req: Any) -> Arrays | None:
     }
 
 
-def block_arrays(block_ids: "torch.Tensor", confidence: "torch.Tensor | None") -> Arrays:
-    """Return one request's first block ([K] token ids, anchor left out) and its confidences ([K])."""
-    arrays = {"block_ids": to_numpy(block_ids).astype(np.int32, copy=False)}
-    if confidence is not None:
-        arrays["block_confidence"] = to_numpy(confidence.float())
-    return arrays
-
-
 def check_values(record: DraftRecord, *, vocab_size: int) -> None:
     """Raise UnusableValueError for ids outside the vocabulary and for non-finite numbers.
 

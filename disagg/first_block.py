@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sglang_spec_ext.disagg.block_rows import pack_blocks
 from sglang_spec_ext.disagg.builders import FirstBlocks
 from sglang_spec_ext.disagg.seam_setup import records_wanted
 from sglang_spec_ext.disagg.session import current_session
@@ -33,8 +34,7 @@ def around_prune(original: Any, draft_model: Any) -> None:
 
 
 def after_forward_prefill(result: Any, worker: Any, batch: Any, *_args: Any, **_kwargs: Any) -> None:
-    """AFTER DSparkWorkerV2._forward_prefill: leave (ids [bs, K], confidences [bs, K] or None) on the draft
-    input.
+    """AFTER DSparkWorkerV2._forward_prefill: leave the batch's first blocks on the draft input, packed.
 
     Rows whose prompt is not complete yet are drafted too and not used. Without room for the slots, or with
     a draft whose ranks must act together, there is no block and decode drafts as usual.
@@ -51,10 +51,8 @@ def after_forward_prefill(result: Any, worker: Any, batch: Any, *_args: Any, **_
         return
     try:
         proposal = _propose(worker, batch, result.next_draft_input)
-        confidence = proposal.confidence
-        ids = proposal.draft_block.draft_tokens.clone()  # a captured graph reuses its outputs
-        block = (ids, None if confidence is None else confidence.clone())
-        setattr(result.next_draft_input, FIRST_BLOCK, block)
+        packed = pack_blocks(session.codec.schema, proposal.draft_block.draft_tokens, proposal.confidence)
+        setattr(result.next_draft_input, FIRST_BLOCK, packed)
     finally:
         slots.give_back()
 

@@ -14,17 +14,14 @@ BLOCK_ARRAYS = "spec_ext_block_arrays"
 def before_prefill_result(_scheduler: Any, batch: Any, result: Any) -> None:
     """BEFORE process_batch_result_disagg_prefill: keep each finished request's first block on the request.
 
-    The worker left it on the draft input as FIRST_BLOCK = (ids [bs, K], confidences [bs, K] or None);
+    The worker left them on the draft input as FIRST_BLOCK, a PackedBlocks of the whole batch;
     SGLang calls `set_buf` inside the function that this precedes, or later for an optimistic prefill.
     """
-    first_block = getattr(result.next_draft_input, FIRST_BLOCK, None)
-    if current_session() is None or first_block is None:
+    packed = getattr(result.next_draft_input, FIRST_BLOCK, None)
+    if current_session() is None or packed is None:
         return
-    ids, confidence = first_block
-    ids, confidence = ids.to("cpu"), None if confidence is None else confidence.to("cpu")
-    for row, req in enumerate(batch.reqs):
+    for req, arrays in zip(batch.reqs, packed.arrays(), strict=True):
         if req.inflight_middle_chunks <= 0:
-            arrays = builders.block_arrays(ids[row], None if confidence is None else confidence[row])
             setattr(req, BLOCK_ARRAYS, arrays)
 
 

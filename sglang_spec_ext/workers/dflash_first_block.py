@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from sglang.srt.speculative.dflash_worker_v2 import _resolve_dflash_embedding_module
 
+from sglang_spec_ext.disagg.block_rows import pack_blocks
 from sglang_spec_ext.disagg.first_block import FIRST_BLOCK, BorrowedSlots, due_blocks
 from sglang_spec_ext.disagg.session import current_session
 
@@ -108,7 +109,7 @@ class FirstBlockRunner:
         return getattr(self._runner, name)
 
     def draft(self, batch: Any, draft_input: Any) -> None:
-        """Leave FIRST_BLOCK = (ids [R, K], None) on the draft input of a batch of prompts, on a prefill server.
+        """Leave the blocks of a batch of prompts on its draft input, packed, on a prefill server.
 
         Rows whose prompt is not complete yet are drafted too and not used. Without room for the slots, or with a
         draft that chooses among candidates or keeps a window of its own, there is no block and decode drafts.
@@ -123,7 +124,8 @@ class FirstBlockRunner:
         if slots is None:
             return
         try:
-            setattr(draft_input, FIRST_BLOCK, (_draft(worker, batch, draft_input.bonus_tokens), None))
+            ids = _draft(worker, batch, draft_input.bonus_tokens)
+            setattr(draft_input, FIRST_BLOCK, pack_blocks(session.codec.schema, ids, None))
         finally:
             slots.give_back()
 
