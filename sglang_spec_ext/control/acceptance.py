@@ -10,6 +10,7 @@ load shows within some steps while a steady load is estimated from some hundred 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import accumulate
 from math import exp, log
 from typing import Any
 
@@ -207,30 +208,30 @@ class Acceptance:
     def observe(self, observation: StepObservation) -> tuple[int, int]:
         """Take in one step; return (rows used, draft tokens accepted in them)."""
         accepted = np.asarray(observation.accepted)
-        if observation.k > self.max_k:
-            raise ValueError(
-                f"k: {observation.k} exceeds the largest tier {self.max_k}; add it to the controller's tiers"
-            )
+        k = observation.k
+        if k > self.max_k:
+            raise ValueError(f"k: {k} exceeds the largest tier {self.max_k}; add it to the controller's tiers")
         usable = usable_rows(observation)
         used = int(np.count_nonzero(usable))
-        self.dropped += accepted.size - used
-        if not used or not observation.k:
+        if used != accepted.size:
+            self.dropped += accepted.size - used
+            accepted = accepted[usable]
+        if not used or not k:
             return used, 0
         self.samples += used
-        everything = used == accepted.size
-        got = self._histograms(accepted if everything else accepted[usable], observation, usable)
+        got = self._histograms(accepted, observation, usable)
         reach = None
         if observation.verified is not None:
-            limit = observation.verified if everything else observation.verified[usable]
-            good = accepted if everything else accepted[usable]
-            reach = self._histograms(np.minimum(good + 1, limit), observation, usable)
+            limit = observation.verified if used == usable.size else observation.verified[usable]
+            reach = self._histograms(np.minimum(accepted + 1, limit), observation, usable)
         total = 0
         for index, block in enumerate(got):
-            rows = sum(block)
+            hits = _at_least(block)
+            rows = block[0] + hits[0]
             if rows:
-                hits = _at_least(block)
                 if reach is None:  # everybody verified K: whoever took j reached j + 1
-                    reached = [rows, *hits[: observation.k - 1], *[0] * (len(hits) - observation.k)]
+                    reached = [rows, *hits[:-1]]
+                    reached[k:] = [0] * (self.max_k - k)
                 else:
                     reached = _at_least(reach[index])
                 self.classes[index].observe(rows, reached, hits)
@@ -280,7 +281,8 @@ def usable_rows(observation: StepObservation) -> BoolArray:
     """Rows [R] that may be learnt from: valid, and 0 <= accepted <= verified (false for NaN)."""
     accepted = np.asarray(observation.accepted)
     limit: int | IntArray = observation.k if observation.verified is None else observation.verified
-    usable: BoolArray = (accepted >= 0) & (accepted <= limit)
+    whole = accepted.dtype == np.int64  # then one comparison does, for a negative count is a huge unsigned one
+    usable: BoolArray = accepted.view(np.uint64) <= limit if whole else (accepted >= 0) & (accepted <= limit)
     if observation.valid is not None:
         usable &= observation.valid
     return usable
@@ -302,8 +304,4 @@ def _divergence(recent: float, rate: float) -> float:
 
 def _at_least(histogram: Sequence[int]) -> list[int]:
     """From counts of 0, 1, 2, ... to counts of >= 1, >= 2, ..."""
-    totals, running = [], 0
-    for count in reversed(histogram[1:]):
-        running += count
-        totals.append(running)
-    return totals[::-1]
+    return list(accumulate(histogram[:0:-1]))[::-1]

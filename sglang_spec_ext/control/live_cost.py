@@ -108,8 +108,9 @@ class LiveCost:
 
         Where only `step_s` is known, what the table does not explain is laid to the target pass.
         """
+        bucket = self.table.bucket_index(context_len)
         if draft_s is not None:
-            tabulated = self.table.draft_s(k, batch, context_len)
+            tabulated = self._tabulated(k, -1, batch, bucket)
             if _usable(draft_s) and tabulated > 0:
                 self.draft_steps += 1
                 weight = max(1.0 / self.draft_steps, 1.0 / WINDOW_STEPS)
@@ -117,18 +118,18 @@ class LiveCost:
             elif not _usable(draft_s):
                 self.dropped += 1
         if verify_s is None and step_s is not None:
-            verify_s = step_s - self.fixed_s - self.draft_s(k, batch, context_len)
+            verify_s = step_s - self.table.fixed_s - self._tabulated(k, -1, batch, bucket) * exp(self.draft_ratio)
         if verify_s is None:
             return
         if not _usable(verify_s):
             self.dropped += 1
             return
-        self._learn(verify_s, tokens, batch, context_len)
+        key = (bucket, tokens.bit_length())
+        raw = log(verify_s / self._tabulated(-1, tokens, batch, bucket)) - self._bin_ratio(*key)
+        self._learn(raw, self._bins.setdefault(key, _Bin()))
 
-    def _learn(self, verify_s: float, tokens: int, batch: int, context_len: int) -> None:
-        key = (self.table.bucket_index(context_len), tokens.bit_length())
-        cell = self._bins.setdefault(key, _Bin())
-        raw = log(verify_s / self.verify_s(tokens, batch, context_len))
+    def _learn(self, raw: float, cell: _Bin) -> None:
+        """Take in what one target pass took beyond its prediction, a log ratio."""
         limit = max(CLIP, DRIFT_SIGMAS * sqrt(self.variance)) if self.steps >= SETTLING_STEPS else inf
         error = min(max(raw, -limit), limit)
         self._ratios.clear()
