@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING
 from sglang_spec_ext.cli import UsageError
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.progress import Progress, TaskID
+
+    from sglang_spec_ext.models.prompts import Prompt
+    from sglang_spec_ext.models.target import Target
 
 ALGORITHMS = ("dspark", "eagle3", "dflash")
+OWN_TEXT = "own"  # folder in that of the text
+# Fewer than the 150 or so that an answer has on average, so that the messages suffice.
+TOKENS_PER_ANSWER = 120
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +26,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text", type=pathlib.Path, required=True, help="folder of generated text, reused if there")
     parser.add_argument("--out", type=pathlib.Path, help="the draft's folder (not for --algorithm text)")
     parser.add_argument("--text-tokens", type=int, default=300_000, help="stop generating at this many tokens")
+    parser.add_argument(
+        "--own-tokens",
+        type=int,
+        default=250_000,
+        help="and at this many tokens of answers to messages that the target writes itself (0: none)",
+    )
     parser.add_argument(
         "--splits",
         nargs="+",
@@ -57,26 +69,58 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _make_text(args: argparse.Namespace, progress: "Progress") -> None:
-    from sglang_spec_ext.models.text import count_new_tokens, make_text
+    """Write what is missing of the two kinds of text: answers to seeded prompts, and to the target's own."""
+    from sglang_spec_ext.models.prompts import build_prompts
+    from sglang_spec_ext.models.text import count_new_tokens
 
-    have = count_new_tokens(args.text)
-    if have >= args.text_tokens:
+    own_text = args.text / OWN_TEXT
+    have, have_own = count_new_tokens(args.text), count_new_tokens(own_text)
+    if have >= args.text_tokens and have_own >= args.own_tokens:
         return
     import torch
     from transformers import AutoTokenizer
 
-    from sglang_spec_ext.models.prompts import build_prompts
     from sglang_spec_ext.models.target import Target
 
-    task = progress.add_task("text", total=args.text_tokens, completed=have)
     target = Target(args.target, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(args.target)
-    reports = make_text(
-        target, tokenizer, build_prompts(args.seed), folder=args.text, seed=args.seed, splits=args.splits
-    )
-    for report in reports:
+    if have < args.text_tokens:
+        task = progress.add_task("text", total=args.text_tokens, completed=have)
+        _answer(args, progress, task, target, tokenizer, build_prompts(args.seed), args.text)
+    if have_own < args.own_tokens:
+        own = _own_prompts(args, progress, target, tokenizer, own_text / "prompts.json")
+        task = progress.add_task("own text", total=args.own_tokens, completed=have_own)
+        _answer(args, progress, task, target, tokenizer, own, own_text)
+
+
+def _own_prompts(
+    args: argparse.Namespace, progress: "Progress", target: "Target", tokenizer: object, path: pathlib.Path
+) -> "list[Prompt]":
+    from sglang_spec_ext.models.own_prompts import own_prompts
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    count = args.own_tokens // TOKENS_PER_ANSWER
+    task = progress.add_task("own messages", total=count)
+    written: list[Prompt] = []
+    for written in own_prompts(target, tokenizer, path=path, count=count, seed=args.seed):
+        progress.update(task, completed=len(written))
+    return written
+
+
+def _answer(
+    args: argparse.Namespace,
+    progress: "Progress",
+    task: "TaskID",
+    target: "Target",
+    tokenizer: object,
+    prompts: "list[Prompt]",
+    folder: pathlib.Path,
+) -> None:
+    from sglang_spec_ext.models.text import make_text
+
+    for report in make_text(target, tokenizer, prompts, folder=folder, seed=args.seed, splits=args.splits):
         progress.advance(task, report.new_tokens)
-        if progress.tasks[task].completed >= args.text_tokens:
+        if progress.tasks[task].completed >= progress.tasks[task].total:
             return
 
 

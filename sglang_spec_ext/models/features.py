@@ -40,10 +40,13 @@ class Batch:
 
 
 def load_samples(folder: pathlib.Path, split: str) -> list[Sample]:
-    """Return the samples of one split that are long enough; TextMissingError when there are none."""
+    """Return the samples of one split, of the folder and those in it, that are long enough.
+
+    Raises TextMissingError when there are none.
+    """
     samples = [
         sample
-        for path in sorted(folder.glob("shard-*.safetensors"))
+        for path in sorted(folder.rglob("shard-*.safetensors"))
         for sample in read_shard(path)
         if sample.split == split and len(sample.tokens) - sample.prompt_len >= MIN_NEW_TOKENS
     ]
