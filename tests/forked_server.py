@@ -1,7 +1,7 @@
 """`sglang.launch_server` whose processes are forked, not spawned: one import of SGLang for a server instead of three.
 
 Importing it takes ten seconds of a core. The processes, what they say to one another and the extension in them are
-those of the stock command, which the tests of `e2e` start as it is.
+those of the stock command; some tests of `e2e`, and those of failures, start that as it is.
 """
 
 import multiprocessing

@@ -39,24 +39,30 @@ def choose_backends(original: Callable[[Any], None], server_args: Any) -> None:
 
 
 class _AcceptedDevice:
-    """A view of the resolved arguments that names a device which DSPARK's check lets through.
+    """A view of the resolved arguments that names a device which an algorithm's check lets through."""
 
-    The check has no other use for the field: on `xpu` it takes the torch branches.
-    """
-
-    def __init__(self, view: Any) -> None:
-        self._view = view
+    def __init__(self, view: Any, device: str) -> None:
+        self._view, self._device = view, device
 
     def __getattr__(self, name: str) -> Any:
-        return "xpu" if name == "device" else getattr(self._view, name)
+        return self._device if name == "device" else getattr(self._view, name)
 
 
 def allow_dspark(original: Callable[[Any], None], server_args: Any) -> None:
-    """Run DSPARK's argument check with the device it asks about answered by this platform."""
+    """Run DSPARK's argument check on `xpu`, where it takes the torch branches."""
+    _check_as("xpu", original, server_args)
+
+
+def allow_dflash(original: Callable[[Any], None], server_args: Any) -> None:
+    """Run DFLASH's argument check on `cuda`: it allows attention data parallelism there, and asks for nothing else."""
+    _check_as("cuda", original, server_args)
+
+
+def _check_as(device: str, original: Callable[[Any], None], server_args: Any) -> None:
     from sglang.srt.arg_groups import speculative_hook
 
     resolving_view = speculative_hook.resolving_view
-    speculative_hook.resolving_view = lambda record: _AcceptedDevice(resolving_view(record))
+    speculative_hook.resolving_view = lambda record: _AcceptedDevice(resolving_view(record), device)
     try:
         original(server_args)
     finally:

@@ -57,7 +57,8 @@ def entries() -> tuple[Entry, ...]:
         for head in ("vanilla", "gated", "rnn")
     ]
     rows += [
-        Entry("blend-llama", _blend_target),
+        Entry("blend-llama", lambda path: _blend_target(path, "llama")),
+        Entry("blend-qwen3", lambda path: _blend_target(path, "qwen3")),
         Entry("blend-eagle", lambda path: _save(path, _eagle_config(BLEND_VOCAB), _blend_eagle())),
         Entry("blend-eagle3", lambda path: _save(path, *_blend_eagle3())),
         Entry("blend-dflash", lambda path: _save(path, *_blend_dflash())),
@@ -274,16 +275,16 @@ def _silence(weights: Weights, *suffixes: str) -> Weights:
     return {name: torch.zeros_like(w) if name.endswith(suffixes) else w for name, w in weights.items()}
 
 
-def _blend_target(path: Path) -> None:
+def _blend_target(path: Path, family: str) -> None:
     embedding, head = _blend_tables()
     weights: Weights = {"model.embed_tokens.weight": embedding, "lm_head.weight": head}
     weights["model.norm.weight"] = torch.ones(HIDDEN)
     generator = _generator(8)
     for i in range(LAYERS):
         prefix = f"model.layers.{i}."
-        weights |= _block(generator, prefix, qk_norm=False, std=0.03)
+        weights |= _block(generator, prefix, qk_norm=family == "qwen3", std=0.03)
         weights[f"{prefix}input_layernorm.weight"] = torch.ones(HIDDEN)
-    _save(path, _target_config("llama", BLEND_VOCAB), weights)
+    _save(path, _target_config(family, BLEND_VOCAB), weights)
     _save_tokenizer(path)
 
 

@@ -57,10 +57,11 @@ class SpecExtWorker:
         """Return why this worker can only run its fixed width, or None."""
         from sglang.srt.runtime_context import get_disagg, get_parallel
 
-        if get_disagg().disaggregation_mode == "prefill":
+        role = get_disagg().disaggregation_mode
+        if role == "prefill":
             return "a prefill server runs no decode step"
-        if get_parallel().attn_dp_enabled:
-            return "attention data parallelism: SGLang sizes the step of all ranks before a width is chosen"
+        if get_parallel().attn_dp_enabled and role != "null":
+            return "attention data parallelism on a decode server: a step may hold requests that have just arrived"
         return next((reason for holds, reason in self.spec_ext_limits() if holds), None)
 
     def spec_ext_not_ragged(self) -> str | None:
@@ -76,13 +77,14 @@ class SpecExtWorker:
 
     def spec_ext_start(self, chosen: SpecExtConfig) -> AdaptiveLoop:
         """Set up the loop and return it; called once, when the built-in worker has been built."""
-        from sglang.srt.runtime_context import get_parallel
+        from sglang.srt.runtime_context import get_disagg, get_parallel
 
-        parallel = get_parallel()
-        # with attention data parallelism a rank may be idle or prefill while others decode, so no vote may wait
-        # for it; all run the fixed width (spec_ext_unserved)
-        ranks = ranks_of(parallel.tp_group, 1 if parallel.attn_dp_enabled else parallel.tp_size)
-        if chosen.verify == "ragged" and (reason := self.spec_ext_not_ragged()) is not None:
+        parallel, role = get_parallel(), get_disagg().disaggregation_mode
+        independent = bool(parallel.attn_dp_enabled)
+        votes = role == "null" or not independent  # else the fixed width runs (spec_ext_unserved)
+        ranks = ranks_of(parallel.tp_group, parallel.tp_size if votes else 1, independent=independent)
+        reason = "ranks with attention data parallelism" if independent else self.spec_ext_not_ragged()
+        if chosen.verify == "ragged" and reason is not None:
             logger.warning("sglang-spec-ext: --spec-ext-verify ragged runs as uniform: %s", reason)
             self.spec_ext_uniform = f"--spec-ext-verify ragged runs as uniform: {reason}"
             chosen = msgspec.structs.replace(chosen, verify="uniform")
@@ -94,18 +96,19 @@ class SpecExtWorker:
         return self.spec_ext
 
     def forward_batch_generation(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run a batch: prefill and idle steps as they are, decode steps as decided."""
+        """Run a batch: prefill as it is, decode steps as decided, an idle one as part of the step of other ranks.
+
+        `is_extend_in_batch` is known of all ranks, so either all of them decide or none.
+        """
         forward = super().forward_batch_generation  # type: ignore[misc]
         loop = self.spec_ext
-        if (
-            loop is None
-            or batch.forward_mode.is_idle()
-            or batch.forward_mode.is_extend()
-            or batch.is_extend_in_batch
-        ):
+        if loop is None or batch.forward_mode.is_extend() or batch.is_extend_in_batch:
             if loop is not None:
                 loop.interrupt()
             return forward(batch, *args, **kwargs)
+        if batch.forward_mode.is_idle():
+            with self.spec_ext_shape(loop.join()):
+                return forward(batch, *args, **kwargs)
         step = loop.begin(batch)
         with self.spec_ext_shape(step):
             result = forward(batch, *args, **kwargs)

@@ -13,12 +13,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
+from sglang_spec_ext.control.agreement import absent_vote, vote
 from sglang_spec_ext.control.agreement import resolve as resolve_votes
-from sglang_spec_ext.control.agreement import vote
 from sglang_spec_ext.control.controller import Controller
 from sglang_spec_ext.control.settings import Verify
 from sglang_spec_ext.metrics import REFRESH_STEPS, Metrics
-from sglang_spec_ext.records import BatchState, Decision, Mode, Reason
+from sglang_spec_ext.records import BatchState, Decision, IntArray, Mode, Reason
 from sglang_spec_ext.workers.batch_view import BatchView
 from sglang_spec_ext.workers.clock import Clock, Stopwatch
 from sglang_spec_ext.workers.overhead import Overhead
@@ -26,6 +28,7 @@ from sglang_spec_ext.workers.step import Step
 from sglang_spec_ext.workers.votes import Ranks
 
 DELIVER_STEPS = 4
+NO_IDS: IntArray = np.zeros(0, np.int64)
 
 
 class AdaptiveLoop:
@@ -92,6 +95,12 @@ class AdaptiveLoop:
         self.own_s += time.perf_counter() - now
         return step
 
+    def join(self) -> Step:
+        """Decide an idle rank's part in the step of the others; nothing comes of it, so it does not `end`."""
+        self.interrupt()
+        decision = self.forced or self._decide(BatchState(step=self._next_index, num_reqs=0))
+        return Step(self._next_index, decision, (), None, NO_IDS, 0, time.perf_counter(), self.clock.now())
+
     def end(self, step: Step) -> None:
         """Note that a step was launched as decided."""
         step.end = self.clock.now()
@@ -151,7 +160,11 @@ class AdaptiveLoop:
     def _decide(self, state: BatchState) -> Decision:
         controller = self.controller
         decision = controller.decide(state)
-        if self.ranks.size > 1 and controller.mode is Mode.ADAPTIVE:
+        if controller.mode is not Mode.ADAPTIVE:
+            if self.ranks.independent:  # others may be told of this mode later, and wait for a vote until then
+                self.ranks.minimum(absent_vote(self.signature))
+            return decision if state.num_reqs else Decision(k=controller.settings.full_k, reason=Reason.EMPTY)
+        if self.ranks.size > 1:
             mine = vote(decision, self.signature, cap=controller.cap(state))
             agreed = resolve_votes(self.ranks.minimum(mine), full_k=controller.settings.full_k)
             decision = controller.adopt(decision, agreed)

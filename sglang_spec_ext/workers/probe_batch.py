@@ -66,6 +66,7 @@ class ProbeBatch:
         )
         batch.forward_iter = scheduler.forward_ct
         batch.prepare_for_extend()
+        self._meet(batch)
         resolve_forward_inputs(batch, scheduler.future_map)
         with scheduler._forward_isolation(batch, overlap=False):
             result = self._worker.forward_batch_generation(batch)
@@ -75,8 +76,14 @@ class ProbeBatch:
             req.output_ids.append(token)
         return batch
 
+    def _meet(self, batch: Any) -> None:
+        """Tell the other ranks the size of this one's batch, where attention data parallelism needs it."""
+        met = self._scheduler.dp_attn_adapter.maybe_prepare_mlp_sync_batch(batch)
+        assert met is batch, "every rank measures the same batch"
+
     def run(self) -> Any:
         """Run the step once, as the worker's loop decides, and return its result."""
+        self._meet(self._batch)
         with self._scheduler._forward_isolation(self._batch, overlap=False):
             return self._worker.forward_batch_generation(self._batch)
 

@@ -111,6 +111,7 @@ def fingerprint_of(scheduler: Any, *, context_len: int, tiers: Iterable[int]) ->
         "device": f"{name} x{torch.get_num_threads()}" if name == "cpu" else str(name),
         "attention": type(runner.attn_backend).__name__,
         "tp": str(get_parallel().tp_size),
+        "attention_dp": str(get_parallel().attn_dp_size),
         "max_running_requests": str(scheduler.max_running_requests),
         "tiers": ",".join(str(k) for k in tiers),
         "context_len": str(context_len),

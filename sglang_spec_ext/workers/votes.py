@@ -15,6 +15,7 @@ class Ranks(Protocol):
 
     size: int
     is_first: bool
+    independent: bool  # each has requests of its own, or none, and is told of a change of mode when it is told
 
     def minimum(self, vote: Sequence[int]) -> list[int]:
         """Return the minimum over all ranks of each of the VOTE_WIDTH numbers."""
@@ -28,6 +29,7 @@ class OneRank:
 
     size = 1
     is_first = True
+    independent = False
 
     def minimum(self, vote: Sequence[int]) -> list[int]:
         """See Ranks."""
@@ -41,12 +43,13 @@ class OneRank:
 class GroupRanks:
     """Ranks of SGLang's tensor-parallel group, over its host group (gloo)."""
 
-    def __init__(self, group: Any, tp_size: int) -> None:
+    def __init__(self, group: Any, tp_size: int, *, independent: bool) -> None:
         import torch
 
         require_full_group(group.world_size, tp_size)
         self.size: int = group.world_size
         self.is_first: bool = group.rank_in_group == 0
+        self.independent = independent
         self._group = group
         self._buffer = torch.zeros(VOTE_WIDTH, dtype=torch.int64)
 
@@ -64,6 +67,6 @@ class GroupRanks:
         return self._group.broadcast_object(value, src=0)
 
 
-def ranks_of(group: Any, tp_size: int) -> Ranks:
-    """Return the ranks of a tensor-parallel group."""
-    return GroupRanks(group, tp_size) if tp_size > 1 else OneRank()
+def ranks_of(group: Any, tp_size: int, *, independent: bool = False) -> Ranks:
+    """Return the ranks of a tensor-parallel group; `independent` with attention data parallelism."""
+    return GroupRanks(group, tp_size, independent=independent) if tp_size > 1 else OneRank()

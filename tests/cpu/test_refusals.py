@@ -12,6 +12,7 @@ SERVED = {
     "page_size": 1,
     "pp_size": 1,
     "attn_dp_size": 1,
+    "model_path": "absent",
     "speculative_algorithm": "EAGLE3",
     "speculative_eagle_topk": 1,
 }
@@ -33,7 +34,6 @@ def test_what_is_served_passes(algorithm: str | None) -> None:
         ("attention_backend", "flashinfer"),
         ("page_size", 16),
         ("pp_size", 2),
-        ("attn_dp_size", 2),
         ("quantization", "fp8"),
         ("kv_cache_dtype", "fp8_e5m2"),
         ("dtype", "float16"),
@@ -59,9 +59,21 @@ def test_what_is_not_served_is_refused_with_flag_value_and_cure(field: str, valu
     assert len(message.partition("; ")[2]) > 10, "says what to do instead"
 
 
+@pytest.mark.parametrize("name", ["blend-qwen3", "random-qwen3"])
+def test_attention_dp_is_served_where_an_idle_rank_does_not_stop_the_others(checkpoint, name: str) -> None:
+    refuse_unserved(resolved(attn_dp_size=2, model_path=str(checkpoint(name))))
+
+
+def test_attention_dp_with_another_family_is_refused(checkpoint) -> None:
+    with pytest.raises(Refused, match=r"--attn-dp-size 2 .*LlamaForCausalLM.*; serve Qwen2ForCausalLM or"):
+        refuse_unserved(resolved(attn_dp_size=2, model_path=str(checkpoint("blend-llama"))))
+    with pytest.raises(Refused, match="absent"):  # not a folder: what it holds is not known
+        refuse_unserved(resolved(attn_dp_size=2))
+
+
 def test_every_rule_names_a_field_that_sglang_has() -> None:
     """A field that SGLang renames would pass as unset, and its flag would be served wrongly."""
     pytest.importorskip("sglang")
     from sglang.srt.server_args import ServerArgs
 
-    assert [name for name, *_ in _RULES if not hasattr(ServerArgs, name)] == []
+    assert [name for name in (*(name for name, *_ in _RULES), "attn_dp_size") if not hasattr(ServerArgs, name)] == []

@@ -30,6 +30,7 @@ class Setup:
     draft: str | None = None
     flags: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
+    forked: bool = True  # False: the very command of the README
 
     @property
     def speculative(self) -> bool:
@@ -45,11 +46,11 @@ def _algorithm(name: str, *more: str) -> tuple[str, ...]:
 
 
 SETUPS = (
-    Setup("plain"),
+    Setup("plain", forked=False),
     Setup("eagle", draft="blend-eagle", flags=_algorithm("EAGLE", *_EAGLE)),
     Setup("eagle3", draft="blend-eagle3", flags=_algorithm("EAGLE3", *_EAGLE, *_SHADOW)),
     Setup("dflash", draft="blend-dflash", flags=_algorithm("DFLASH", *_SHADOW)),
-    Setup("dspark", draft="blend-dspark", flags=_algorithm("DSPARK", *_SHADOW)),
+    Setup("dspark", draft="blend-dspark", flags=_algorithm("DSPARK", *_SHADOW), forked=False),
     Setup(
         "dspark-compact",
         draft="blend-dspark",
@@ -86,7 +87,9 @@ def launch_arguments(setup: Setup, checkpoint: Callable[[str], Path]) -> list[st
 
 
 @pytest.fixture(scope="session", params=SETUPS, ids=lambda setup: setup.name)
-def served(request: pytest.FixtureRequest, checkpoint: Callable[[str], Path], tmp_path_factory) -> Iterator[Served]:
+def served(
+    request: pytest.FixtureRequest, checkpoint: Callable[[str], Path], tmp_path_factory, forked: tuple[str, ...]
+) -> Iterator[Served]:
     """One server for each setup; pytest orders the tests so that each is started once."""
     setup: Setup = request.param
     environment = {**CPU, **setup.environment}
@@ -100,7 +103,8 @@ def served(request: pytest.FixtureRequest, checkpoint: Callable[[str], Path], tm
         arguments = [*launch_arguments(setup, checkpoint), "--speculative-dspark-sps-table-path", str(table)]
     else:
         arguments = launch_arguments(setup, checkpoint)
-    with running_server(arguments, environment=environment) as server:
+    launcher = forked if setup.forked else None
+    with running_server(arguments, environment=environment, launcher=launcher) as server:
         with httpx.Client(base_url=server.url, timeout=180) as client:
             yield Served(setup, server, client, checkpoint(setup.target))
 

@@ -17,11 +17,11 @@ from sglang_spec_ext.testing_pd import Pair, missing_part, running_pair
 VOCAB = 64
 TOKENS = 12
 CPU = {"SGLANG_PLATFORM": "spec_ext_cpu", "OMP_NUM_THREADS": "1"}  # these models are tiny
-COMMON = (
+STOCK = (
     "--device", "cpu", "--dtype", "float32", "--max-running-requests", "8", "--max-total-tokens", "16384",
     "--chunked-prefill-size", "64", "--random-seed", "1", "--sleep-on-idle", "--log-level", "warning",
-    "--spec-ext-mode", "shadow", "--spec-ext-profile", "off", "--enable-metrics",
 )  # fmt: skip
+COMMON = (*STOCK, "--spec-ext-mode", "shadow", "--spec-ext-profile", "off", "--enable-metrics")
 EAGLE = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
 ROW_BYTES = {"EAGLE3": 768, "DFLASH": 256, "DSPARK": 256}  # of these drafts, by docs/pd.md's table
 
@@ -39,9 +39,11 @@ class PdSetup:
         return f"{self.algorithm.lower()}-{self.backend}-{self.transport}"
 
 
-def arguments(algorithm: str, checkpoint: Callable[[str], Path], *more: str) -> list[str]:
+def arguments(
+    algorithm: str, checkpoint: Callable[[str], Path], *more: str, common: tuple[str, ...] = COMMON
+) -> list[str]:
     """Return the arguments of any server of an algorithm."""
-    found = ["--model-path", str(checkpoint("blend-llama")), *COMMON, "--speculative-algorithm", algorithm]
+    found = ["--model-path", str(checkpoint("blend-llama")), *common, "--speculative-algorithm", algorithm]
     found += ["--speculative-draft-model-path", str(checkpoint(f"blend-{algorithm.lower()}"))]
     return [*found, *(EAGLE if algorithm == "EAGLE3" else ()), *more]
 

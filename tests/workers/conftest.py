@@ -32,6 +32,7 @@ class Setup:
     name: str
     draft: str
     flags: tuple[str, ...]
+    target: str = "blend-llama"
 
 
 _EAGLE = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
@@ -115,12 +116,12 @@ def serving(
     from sglang_spec_ext.testing import running_server
 
     common = e2e_module("conftest")
-    arguments = ["--model-path", str(checkpoint("blend-llama")), *common.COMMON, *setup.flags]
+    arguments = ["--model-path", str(checkpoint(setup.target)), *common.COMMON, *setup.flags]
     arguments += ["--speculative-draft-model-path", str(checkpoint(setup.draft)), "--spec-ext-mode", "adaptive"]
     arguments += ["--enable-metrics", "--api-key", KEY]
     with running_server(arguments, environment={**common.CPU, **environment}, launcher=launcher) as server:
         with httpx.Client(base_url=server.url, timeout=180, headers={"Authorization": f"Bearer {KEY}"}) as client:
-            yield Adaptive(setup, client, SpecExt(server.url, api_key=KEY), checkpoint("blend-llama"))
+            yield Adaptive(setup, client, SpecExt(server.url, api_key=KEY), checkpoint(setup.target))
 
 
 @pytest.fixture(scope="session", params=SETUPS, ids=lambda setup: setup.name)
@@ -137,24 +138,39 @@ def adaptive(
 def adaptive_on(
     checkpoint: Callable[[str], Path], forked: tuple[str, ...]
 ) -> Callable[..., contextlib.AbstractContextManager[Adaptive]]:
-    """Return a function from (draft, flags, environment[, launcher]) to a server."""
+    """Return a function from (draft, flags, environment[, launcher][, target]) to a server."""
     pytest.importorskip("sglang")
 
-    def start(draft: str, flags: tuple[str, ...], environment: dict[str, str], launcher: Sequence[str] = forked):
-        return serving(Setup("own", draft, flags), checkpoint, environment, launcher)
+    def start(
+        draft: str,
+        flags: tuple[str, ...],
+        environment: dict[str, str],
+        launcher: Sequence[str] = forked,
+        target: str = "blend-llama",
+    ) -> contextlib.AbstractContextManager[Adaptive]:
+        return serving(Setup("own", draft, flags, target), checkpoint, environment, launcher)
 
     return start
 
 
 @pytest.fixture(scope="session")
-def reference(checkpoint: Callable[[str], Path]) -> object:
-    """The target in transformers: what plain decoding must return."""
+def reference_of(checkpoint: Callable[[str], Path]) -> Callable[[str], object]:
+    """Return a function from a target's name to that target in transformers: what plain decoding must return."""
     pytest.importorskip("sglang")
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(checkpoint("blend-llama"), dtype=torch.float32).eval()
-    return e2e_module("conftest").Reference(model)
+    def load(name: str) -> object:
+        model = AutoModelForCausalLM.from_pretrained(checkpoint(name), dtype=torch.float32).eval()
+        return e2e_module("conftest").Reference(model)
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def reference(reference_of: Callable[[str], object]) -> object:
+    """The target of most servers."""
+    return reference_of("blend-llama")
 
 
 @pytest.fixture(scope="session")

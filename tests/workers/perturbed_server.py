@@ -40,6 +40,16 @@ def cost_table(original, scheduler, fingerprint, context_len):
     return CostTable((ContextBucket(context_len, tokens, None, draft),), 0.0, fingerprint), "a test"
 
 
+def decide(original, loop, state):
+    """Around `AdaptiveLoop._decide`: write down what runs, also on a rank that is idle."""
+    from sglang.srt.runtime_context import get_parallel
+
+    decision = original(loop, state)
+    with open(f"{os.environ['SPEC_EXT_TEST_STEPS']}.decided.{get_parallel().tp_rank}", "a", encoding="utf-8") as log:
+        log.write(json.dumps([decision.k, decision.budget]) + "\n")
+    return decision
+
+
 def end(original, loop, step):
     """Around `AdaptiveLoop.end`: write the step down."""
     from sglang.srt.runtime_context import get_parallel
@@ -61,6 +71,7 @@ install(
     (
         _around("sglang.srt.speculative.dspark_components.dspark_draft.DraftBlockProposer.propose", "propose"),
         _around("sglang_spec_ext.workers.cost_source._kept_or_measured", "cost_table"),
+        _around("sglang_spec_ext.workers.loop.AdaptiveLoop._decide", "decide"),
         _around("sglang_spec_ext.workers.loop.AdaptiveLoop.end", "end"),
     )
 )

@@ -205,7 +205,7 @@ def test_requests_are_classed_by_what_changes_their_acceptance() -> None:
 class TwoRanks:
     """This rank and one whose vote is given."""
 
-    size, is_first = 2, True
+    size, is_first, independent = 2, True, False
 
     def __init__(self, other: Decision | None, signature: int | None = None) -> None:
         self.other, self.signature, self.calls = other, signature, 0
