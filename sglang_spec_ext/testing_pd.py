@@ -72,7 +72,6 @@ class Pair:
     backend: str
     arguments: Mapping[str, Sequence[str]]
     environment: Mapping[str, str]
-    launcher: Sequence[str] | None = None
     bootstrap_port: int = field(default_factory=free_port)
     servers: dict[str, Server] = field(default_factory=dict)
 
@@ -82,9 +81,7 @@ class Pair:
             argv = [*self.arguments[role], "--disaggregation-mode", role]
             argv += ["--disaggregation-transfer-backend", self.backend]
             argv += ["--disaggregation-bootstrap-port", str(self.bootstrap_port)]
-            self.servers[role] = start_server(
-                argv, environment={**LOOPBACK, **self.environment}, launcher=self.launcher
-            )
+            self.servers[role] = start_server(argv, environment={**LOOPBACK, **self.environment})
         for role in roles:
             wait_until_ready(self.servers[role], START_TIMEOUT_S)
 
@@ -134,14 +131,10 @@ class Pair:
 
 @contextlib.contextmanager
 def running_pair(
-    arguments: Mapping[str, Sequence[str]],
-    *,
-    backend: str,
-    environment: Mapping[str, str] | None = None,
-    launcher: Sequence[str] | None = None,
+    arguments: Mapping[str, Sequence[str]], *, backend: str, environment: Mapping[str, str] | None = None
 ) -> Iterator[Pair]:
     """Run a prefill and a decode server for the duration of a block; `arguments` by role."""
-    pair = Pair(backend, arguments, environment or {}, launcher)
+    pair = Pair(backend, arguments, environment or {})
     try:
         pair.start(*ROLES)
         yield pair

@@ -99,9 +99,7 @@ PAIRS = (PdSetup("EAGLE3", "nixl"), PdSetup("DSPARK", "mooncake_tcp"), PdSetup("
 
 
 @pytest.fixture(scope="session", params=PAIRS, ids=lambda setup: setup.name)
-def pd_pair(
-    request: pytest.FixtureRequest, checkpoint: Callable[[str], Path], tmp_path_factory, forked: tuple[str, ...]
-) -> Iterator[Served]:
+def pd_pair(request: pytest.FixtureRequest, checkpoint: Callable[[str], Path], tmp_path_factory) -> Iterator[Served]:
     """One pair for each setup; pytest orders the tests so that each is started once."""
     setup: PdSetup = request.param
     skip_without(setup)
@@ -113,7 +111,7 @@ def pd_pair(
         more += ["--spec-ext-pd-key-file", str(key)]
     serve = arguments(setup.algorithm, checkpoint, *more)
     roles = {"prefill": serve, "decode": serve}
-    with running_pair(roles, backend=setup.backend, environment=CPU, launcher=forked) as pair:
+    with running_pair(roles, backend=setup.backend, environment=CPU) as pair:
         yield Served(setup, pair)
 
 

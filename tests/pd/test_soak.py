@@ -27,13 +27,13 @@ MATRIX = [PdSetup(name, backend) for name in ("EAGLE3", "DFLASH", "DSPARK") for 
 
 
 @pytest.fixture(scope="module")
-def alone(checkpoint: Callable[[str], Path], forked: tuple[str, ...]) -> Callable[[str], list[int]]:
+def alone(checkpoint: Callable[[str], Path]) -> Callable[[str], list[int]]:
     """Return the accept lengths with bonus of the first decode steps of one server, by algorithm."""
     known: dict[str, list[int]] = {}
 
     def measure(algorithm: str) -> list[int]:
         if algorithm not in known:
-            with running_server(arguments(algorithm, checkpoint), environment=CPU, launcher=forked) as server:
+            with running_server(arguments(algorithm, checkpoint), environment=CPU) as server:
                 known[algorithm] = [_first_step(server.url, ids) for ids in prompts(REQUESTS, seed=11)]
         return known[algorithm]
 
@@ -55,14 +55,14 @@ def expected(reference) -> list[list[int]]:
 
 @pytest.mark.parametrize("setup", MATRIX, ids=lambda setup: setup.name)
 def test_two_hundred_requests_equal_one_server_from_the_first_step_on(
-    setup, checkpoint, forked, reference, expected, alone
+    setup, checkpoint, reference, expected, alone
 ) -> None:
     skip_without(setup)
     single = statistics.mean(alone(setup.algorithm))
     serve = arguments(setup.algorithm, checkpoint)
     asked = prompts(REQUESTS, seed=11)
     roles = dict.fromkeys(ROLES, serve)
-    with running_pair(roles, backend=setup.backend, environment=CPU, launcher=forked) as pair:
+    with running_pair(roles, backend=setup.backend, environment=CPU) as pair:
         served = Served(setup, pair)
         before = served.counters("decode")
         answers = pair.generate(asked, concurrency=CONCURRENCY, max_new_tokens=TOKENS)
@@ -80,11 +80,11 @@ def test_two_hundred_requests_equal_one_server_from_the_first_step_on(
 
 
 @pytest.mark.parametrize("algorithm", ["EAGLE3", "DFLASH", "DSPARK"])
-def test_the_first_step_of_stock_sglang(checkpoint, forked, reference, algorithm) -> None:
+def test_the_first_step_of_stock_sglang(checkpoint, reference, algorithm) -> None:
     """What the figures above stand beside: the same requests on a pair without the extension."""
     serve = arguments(algorithm, checkpoint, common=STOCK)
     asked = prompts(REQUESTS, seed=11)
-    with running_pair(dict.fromkeys(ROLES, serve), backend="nixl", environment=CPU, launcher=forked) as pair:
+    with running_pair(dict.fromkeys(ROLES, serve), backend="nixl", environment=CPU) as pair:
         answers = pair.generate(asked, concurrency=CONCURRENCY, max_new_tokens=2)
     steps = [answer["meta_info"]["spec_verify_ct"] for answer in answers]
     lengths = [1 + answer["meta_info"]["spec_num_correct_drafts"] for answer in answers]
@@ -101,13 +101,13 @@ IMPATIENT = {
 
 
 @pytest.fixture(scope="module", params=["nixl", "mooncake_tcp"])
-def fault_pair(request, checkpoint, forked):
+def fault_pair(request, checkpoint):
     """A pair whose servers the tests kill and restart."""
     setup = PdSetup("DSPARK", request.param)
     skip_without(setup)
     serve = arguments(setup.algorithm, checkpoint)
     roles = dict.fromkeys(ROLES, serve)
-    with running_pair(roles, backend=setup.backend, environment=IMPATIENT, launcher=forked) as pair:
+    with running_pair(roles, backend=setup.backend, environment=IMPATIENT) as pair:
         yield Served(setup, pair)
 
 
@@ -189,13 +189,13 @@ def _through(url: str, ids: list[int]) -> list[int] | None:
     return None
 
 
-def test_time_to_the_second_token_with_and_without_records(checkpoint, forked) -> None:
+def test_time_to_the_second_token_with_and_without_records(checkpoint) -> None:
     """One prefill server, two decode servers of which one takes no records; requests alternate between them."""
     model, draft = str(checkpoint("smollm2")), str(Path(__file__).parents[2] / "models" / "smollm2-135m-dspark")
     serve = ["--model-path", model, *COMMON, "--speculative-algorithm", "DSPARK"]
     serve += ["--speculative-draft-model-path", draft]
-    with running_pair(dict.fromkeys(ROLES, serve), backend="nixl", environment=CPU, launcher=forked) as pair:
-        cold = Pair("nixl", {"decode": [*serve, "--spec-ext-pd-transport", "off"]}, CPU, forked, pair.bootstrap_port)
+    with running_pair(dict.fromkeys(ROLES, serve), backend="nixl", environment=CPU) as pair:
+        cold = Pair("nixl", {"decode": [*serve, "--spec-ext-pd-transport", "off"]}, CPU, pair.bootstrap_port)
         try:
             cold.start("decode")
             cold.servers["prefill"] = pair.servers["prefill"]
@@ -216,7 +216,7 @@ def test_time_to_the_second_token_with_and_without_records(checkpoint, forked) -
 
 
 @pytest.mark.parametrize("policy", ["degrade", "refuse"])
-def test_servers_that_differ(checkpoint, forked, reference, policy) -> None:
+def test_servers_that_differ(checkpoint, reference, policy) -> None:
     """Another number of draft tokens on decode: cold under degrade, refused at once under refuse."""
     serve = {
         "prefill": arguments("EAGLE3", checkpoint),
@@ -224,7 +224,7 @@ def test_servers_that_differ(checkpoint, forked, reference, policy) -> None:
     }
     serve["decode"][serve["decode"].index("--speculative-num-steps") + 1] = "2"
     serve["decode"][serve["decode"].index("--speculative-num-draft-tokens") + 1] = "3"
-    with running_pair(serve, backend="nixl", environment=CPU, launcher=forked) as pair:
+    with running_pair(serve, backend="nixl", environment=CPU) as pair:
         served = Served(PdSetup("EAGLE3", "nixl"), pair)
         asked = prompts(8, seed=31)
         start = time.monotonic()
@@ -245,12 +245,12 @@ def test_servers_that_differ(checkpoint, forked, reference, policy) -> None:
             assert slots["free"] == slots["size"]
 
 
-def test_mixed_load_for_a_quarter_of_an_hour(checkpoint, forked, reference) -> None:
+def test_mixed_load_for_a_quarter_of_an_hour(checkpoint, reference) -> None:
     """Long and short prompts and answers, greedy and sampled, some given up: memory flat, slots whole at the end."""
     setup, seconds = PdSetup("DSPARK", "nixl"), float(os.environ.get("SOAK_SECONDS", "900"))
     serve = arguments(setup.algorithm, checkpoint)
     roles = dict.fromkeys(ROLES, serve)
-    with running_pair(roles, backend=setup.backend, environment=CPU, launcher=forked) as pair:
+    with running_pair(roles, backend=setup.backend, environment=CPU) as pair:
         served, done, wrong = Served(setup, pair), threading.Event(), []
         answered: list[int] = []
 
