@@ -11,7 +11,7 @@ import pytest
 # one worker, before the single tests: two ranks fill the machine
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("ranks")]
 
-STEPS = int(os.environ.get("SOAK_STEPS", "400"))
+STEPS = int(os.environ.get("SOAK_STEPS", "250"))
 RANKS = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}  # more than one rank needs it
 
 
