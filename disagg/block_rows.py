@@ -7,6 +7,7 @@ results, and the host coder adds what only the host knows: room, generation, pro
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from sglang_spec_ext.kernels.row_layout import RowLayout
 
 
+@cache
 def row_layout(schema: Schema) -> "RowLayout":
     """Return a schema's row as the kernels know it; its header is reserved."""
     import torch

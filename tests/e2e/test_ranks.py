@@ -1,4 +1,4 @@
-"""Two tensor-parallel ranks on one machine return the tokens of one; DSPARK's do in `workers/test_two_ranks.py`."""
+"""Two tensor-parallel ranks on one machine return the tokens of one."""
 
 import pytest
 
@@ -21,7 +21,7 @@ EAGLE = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--spe
 PROMPTS = [[5, 9, 11, 30], [7] * 20, [40, 41, 42, 43, 44, 45, 46]]
 
 
-@pytest.mark.parametrize("algorithm", ["NONE", "EAGLE3", "DFLASH"])
+@pytest.mark.parametrize("algorithm", ["NONE", "EAGLE3", "DFLASH", "DSPARK"])
 def test_two_ranks_return_the_tokens_of_one(checkpoint, reference, forked, algorithm: str) -> None:
     arguments = ["--model-path", str(checkpoint("blend-llama")), *BASE]
     if algorithm != "NONE":

@@ -48,7 +48,7 @@ def test_the_servers_agree_and_say_so(pd_pair) -> None:
 def test_requests_that_are_given_up_at_any_stage_leave_nothing_behind(pd_pair, reference) -> None:
     """Each request is aborted on one of the servers, some before it has arrived and some in the middle of decode."""
     pair = pd_pair.pair
-    asked = prompts(5, seed=7)
+    asked = prompts(12, seed=7)
 
     def give_up(place: int) -> str | None:
         body = {**pair.body(asked[place], max_new_tokens=400), "rid": f"given-up-{place}"}

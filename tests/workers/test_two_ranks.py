@@ -1,7 +1,6 @@
 """Two tensor-parallel ranks on this machine, over gloo: equal decisions, no hang, no other token."""
 
 import json
-import os
 import random
 import sys
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 # one worker, before the single tests: two ranks fill the machine
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("ranks")]
 
-STEPS = int(os.environ.get("SOAK_STEPS", "250"))
 RANKS = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}  # more than one rank needs it
 
 
@@ -34,7 +32,7 @@ def test_ranks_move_together(reference, adaptive_on) -> None:
         assert not {"rank_mismatch", "rank_absent"} & state["reasons"].keys()
 
 
-def test_a_rank_with_other_confidences_runs_the_same_steps(reference, adaptive_on, tmp_path) -> None:
+def test_a_rank_with_other_confidences_runs_the_same_2000_steps(reference, adaptive_on, tmp_path) -> None:
     """Rank 1 would plan other budgets for other requests; both must run one plan, and no token may change."""
     rng = random.Random(4)
     prompts = [[rng.randrange(3, 63) for _ in range(3 + 5 * i)] for i in range(4)]
@@ -46,7 +44,7 @@ def test_a_rank_with_other_confidences_runs_the_same_steps(reference, adaptive_o
     with adaptive_on("blend-dspark", flags, environment, launcher) as served:
         assert served.control.state()["ranks"] == 2
         number = 0
-        while (state := served.control.state())["steps"] < STEPS + 20:
+        while (state := served.control.state())["steps"] < 2020:
             count = (1, 4, 2)[number % 3]  # uneven load
             answers = served.generate(prompts[:count], tokens=64)
             assert [answer["output_ids"] for answer in answers] == expected[:count]
@@ -55,11 +53,11 @@ def test_a_rank_with_other_confidences_runs_the_same_steps(reference, adaptive_o
         assert not {"rank_mismatch", "rank_absent"} & state["reasons"].keys()
     texts = [(tmp_path / f"steps.{rank}").read_text(encoding="utf-8") for rank in (0, 1)]
     first, second = ([json.loads(line) for line in text.splitlines()] for text in texts)
-    assert len(first) >= STEPS
+    assert len(first) >= 2000
     assert abs(len(first) - len(second)) <= 1  # the server ended between them
     for number, (mine, theirs) in enumerate(zip(first, second, strict=False)):
         assert (mine[:3], mine[4]) == (theirs[:3], theirs[4]), f"step {number}"
-    assert sum(row[2] is not None for row in first) > STEPS // 4  # budgets were really planned
+    assert sum(row[2] is not None for row in first) > 500  # budgets were really planned
     assert {row[3] for row in first} | {row[3] for row in second} >= {"rank_minimum"}  # and wishes differed
 
 
