@@ -11,7 +11,7 @@ from sglang_spec_ext.records import BoolArray, FloatArray, IntArray
 
 WINDOW_STEPS = 64.0
 PRIOR_TOKENS = 16.0  # promised and kept before anything is known
-BOUNDS = (0.2, 2.0)
+LARGEST_RATIO = 2.0
 
 
 class Promise:
@@ -33,5 +33,4 @@ class Promise:
     @property
     def ratio(self) -> float:
         """Accepted over promised."""
-        ratio = (self._accepted + PRIOR_TOKENS) / (self._promised + PRIOR_TOKENS)
-        return min(max(ratio, BOUNDS[0]), BOUNDS[1])
+        return min((self._accepted + PRIOR_TOKENS) / (self._promised + PRIOR_TOKENS), LARGEST_RATIO)

@@ -7,6 +7,8 @@ is what a user can move, in the real engine.
 import concurrent.futures
 import itertools
 import random
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -58,13 +60,19 @@ def test_every_pair_of_tiers_with_aborts_and_prefix_hits(adaptive, expected) -> 
 
 
 def test_sampled_tokens_follow_the_target_while_k_moves(adaptive, reference, sampling) -> None:
+    with adaptive.moving():
+        assert_sampled_as_the_target(adaptive, reference, sampling)
+    assert len(pairs_seen(adaptive)) > 4
+
+
+def assert_sampled_as_the_target(served, reference, sampling) -> None:
+    """Draw 20,000 tokens and test them against the target's own filtered distribution at each place."""
     import torch
 
     params = {"temperature": 1.0, "top_p": 0.9}
     rng = random.Random(5)
     asked = [[rng.randrange(3, 63) for _ in range(6)] for _ in range(200)]
-    with adaptive.moving():
-        answers = adaptive.generate(asked, tokens=100, **params)
+    answers = served.generate(asked, tokens=100, **params)
     draws = []
     for ids, answer in zip(asked, answers, strict=True):
         tokens = answer["output_ids"]
@@ -74,23 +82,25 @@ def test_sampled_tokens_follow_the_target_while_k_moves(adaptive, reference, sam
             assert p[token] > 0, f"token {token} lies outside the filtered support"
             draws.append(sampling.uniform_of(p, token, rng.random()))
     assert len(draws) >= 20000
-    assert len(pairs_seen(adaptive)) > 4
     counts = torch.histc(torch.tensor(draws), sampling.BINS, 0.0, 1.0)
     expected_count = len(draws) / sampling.BINS
     statistic = float(((counts - expected_count) ** 2 / expected_count).sum())
     assert statistic < sampling.LIMIT, f"chi-square {statistic:.1f}, counts {counts.int().tolist()}"
 
 
-def test_ragged_steps_change_no_token(adaptive, expected) -> None:
-    if adaptive.setup.name != "dspark-ragged":
-        pytest.skip("one K for the whole batch")
-    for round_number in range(ROUNDS):
-        adaptive.control.reset()  # without corrections the table makes drafting look as cheap as it was measured
-        seed = 1 + round_number % 2
-        answers = adaptive.generate(prompts(seed), tokens=TOKENS)
-        assert [answer["output_ids"] for answer in answers] == expected[seed]
-        ragged = adaptive.control.state()["ragged"]
-        if ragged["steps"] > 8:
-            break
-    assert ragged["steps"] > 8
-    assert 0 < ragged["verified"] <= ragged["drafted"]
+def test_ragged_steps_change_no_token_and_no_distribution(adaptive_on, expected, reference, sampling) -> None:
+    """Budgets alone, for no K but the whole block is allowed, and each token costs what it costs here."""
+    flags = ("--speculative-algorithm", "DSPARK", "--spec-ext-verify", "ragged", "--spec-ext-tiers", "7")
+    launcher = (sys.executable, str(Path(__file__).with_name("priced_server.py")))
+    with adaptive_on("blend-dspark", flags, {}, launcher) as served:
+        for seed, answers in expected.items():
+            assert [answer["output_ids"] for answer in served.generate(prompts(seed), tokens=TOKENS)] == answers
+            for ids, tokens in zip(prompts(seed), answers, strict=True):
+                assert served.generate(ids)[0]["output_ids"] == tokens
+        greedy = served.control.state()["ragged"]
+        assert_sampled_as_the_target(served, reference, sampling)
+        sampled = served.control.state()["ragged"]
+    assert greedy["steps"] > 40
+    assert sampled["steps"] - greedy["steps"] > 400
+    for steps in (greedy, sampled):
+        assert 0 < steps["verified"] < steps["drafted"]
