@@ -5,6 +5,8 @@ from sglang_spec_ext.hook import Hook
 _SPEC = "sglang.srt.speculative"
 _OPS = "sglang.kernels.ops.speculative"
 _TORCH_FORM = "SGLang ships a torch form of this kernel for platforms without Triton"
+_UNPACKED = "multiplies by a bfloat16 weight as it was loaded, which costs up to twice the time"
+_PACKS = "SGLang lays out weights for oneDNN on every CPU, not for its own AMX kernels alone"
 
 CPU_HOOKS = (
     Hook(
@@ -305,5 +307,50 @@ CPU_HOOKS = (
         "cpu",
         "pins memory of the data-parallel sync rows unless it knows that it is on a CPU",
         "it asks the platform whether memory can be pinned",
+    ),
+    Hook(
+        "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply",
+        "around",
+        "sglang_spec_ext.cpu.packed:linear",
+        "cpu",
+        _UNPACKED,
+        _PACKS,
+        ("self", "layer", "x", "bias"),
+    ),
+    Hook(
+        "sglang.srt.layers.logits_processor.LogitsProcessor._compute_lm_head",
+        "around",
+        "sglang_spec_ext.cpu.packed:logits",
+        "cpu",
+        _UNPACKED,
+        _PACKS,
+        ("self", "hidden_states", "lm_head", "embedding_bias", "out"),
+    ),
+    Hook(
+        "sglang.srt.models.dspark.project_through_lm_head",
+        "around",
+        "sglang_spec_ext.cpu.packed:draft_logits",
+        "cpu",
+        _UNPACKED,
+        _PACKS,
+        ("hidden", "lm_head"),
+    ),
+    Hook(
+        "sglang.srt.models.dspark.VanillaMarkov.project_bias",
+        "around",
+        "sglang_spec_ext.cpu.packed:markov_bias",
+        "cpu",
+        _UNPACKED,
+        _PACKS,
+        ("self", "latent_states"),
+    ),
+    Hook(
+        f"{_SPEC}.dflash_worker_v2.DFlashWorkerV2._greedy_sample_from_vocab_parallel_head",
+        "around",
+        "sglang_spec_ext.cpu.packed:greedy_tokens",
+        "cpu",
+        _UNPACKED,
+        _PACKS,
+        ("self", "hidden_states", "lm_head", "chunk_size"),
     ),
 )

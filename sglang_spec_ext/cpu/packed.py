@@ -1,0 +1,111 @@
+"""Matrix products in bfloat16 with weights that oneDNN has laid out for itself.
+
+At the few rows of a decode or verify step a product costs what reading its weight costs, and oneDNN reads a weight in
+rows of 64 columns at half the speed of its own blocked layout. torch keeps that layout behind
+`mkldnn::_reorder_linear_weight` and `mkldnn::_linear_pointwise`, which its compiler uses for frozen graphs. Products
+are equal bit by bit; a weight that was used stands in memory twice. float32 is left as it is.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+TYPICAL_ROWS = 8  # what the layout is chosen for: a block of draft tokens; other sizes use it as well
+_ATTRIBUTE = "_spec_ext_packed"
+
+
+def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor | None:
+    """Return x [N, K] @ weight [M, K].T + bias [M]; None where torch's own product must do it."""
+    packed = _packed(weight)
+    if packed is None or x.dtype is not torch.bfloat16 or x.numel() == 0:
+        return None
+    found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    return found
+
+
+@cache
+def served() -> bool:
+    """Return whether this torch and this CPU multiply bfloat16 with oneDNN."""
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _packed(weight: torch.Tensor) -> torch.Tensor | None:
+    """Return the weight in oneDNN's layout, made on first use and again when the weight was written to."""
+    usable = weight.dtype is torch.bfloat16 and weight.dim() == 2 and not weight.is_inference()
+    if not usable or not served():  # an inference tensor does not tell that it was written to
+        return None
+    state = (weight._version, weight.data_ptr())
+    kept = getattr(weight, _ATTRIBUTE, None)
+    if kept is None or kept[0] != state:
+        kept = (state, torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), TYPICAL_ROWS))
+        setattr(weight, _ATTRIBUTE, kept)
+    packed: torch.Tensor = kept[1]
+    return packed
+
+
+def linear(
+    original: Callable[..., torch.Tensor],
+    method: Any,
+    layer: Any,
+    x: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Around `UnquantizedLinearMethod.apply`."""
+    found = product(x, layer.weight, bias)
+    return original(method, layer, x, bias) if found is None else found
+
+
+def logits(
+    original: Callable[..., torch.Tensor],
+    processor: Any,
+    hidden_states: torch.Tensor,
+    lm_head: Any,
+    embedding_bias: torch.Tensor | None = None,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Around `LogitsProcessor._compute_lm_head`: a head that upstream would multiply by as it is."""
+    found = None
+    if not processor.use_fp32_lm_head and processor.rl_on_policy_target is None and _dense(lm_head):
+        found = product(hidden_states, lm_head.weight)
+    return original(processor, hidden_states, lm_head, embedding_bias, out=out) if found is None else found
+
+
+def draft_logits(original: Callable[..., torch.Tensor], hidden: torch.Tensor, lm_head: Any) -> torch.Tensor:
+    """Around `dspark.project_through_lm_head`."""
+    found = product(hidden, lm_head.weight) if _dense(lm_head) else None
+    return original(hidden, lm_head) if found is None else found
+
+
+def markov_bias(original: Callable[..., torch.Tensor], head: Any, latent_states: torch.Tensor) -> torch.Tensor:
+    """Around `VanillaMarkov.project_bias`."""
+    found = product(latent_states, head.markov_w2.weight)
+    return original(head, latent_states) if found is None else found
+
+
+def greedy_tokens(
+    original: Callable[..., torch.Tensor],
+    worker: Any,
+    *,
+    hidden_states: torch.Tensor,
+    lm_head: Any,
+    chunk_size: int = 256,
+) -> torch.Tensor:
+    """Around `DFlashWorkerV2._greedy_sample_from_vocab_parallel_head`: where one rank has the whole head."""
+    shard = getattr(lm_head, "shard_indices", None)
+    whole = shard is None or shard.num_org_elements == lm_head.org_vocab_size == lm_head.weight.shape[0]
+    found = product(hidden_states, lm_head.weight) if whole and _dense(lm_head) else None
+    if found is None:
+        return original(worker, hidden_states=hidden_states, lm_head=lm_head, chunk_size=chunk_size)
+    return found.argmax(dim=-1)
+
+
+def _dense(lm_head: Any) -> bool:
+    """Return whether a head is a plain matrix, without quantisation and without LoRA around it."""
+    from sglang.srt.layers.logits_processor import should_apply_lm_head_quant_method
+
+    if hasattr(lm_head, "set_lora") or not hasattr(lm_head, "weight"):
+        return False
+    return not should_apply_lm_head_quant_method(lm_head, getattr(lm_head, "quant_method", None))
