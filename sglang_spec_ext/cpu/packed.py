@@ -18,6 +18,8 @@ _ATTRIBUTE = "_spec_ext_packed"
 
 def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor | None:
     """Return x [N, K] @ weight [M, K].T + bias [M]; None where torch's own product must do it."""
+    if torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad):
+        return None
     packed = _packed(weight)
     if packed is None or x.dtype is not torch.bfloat16 or x.numel() == 0:
         return None

@@ -41,9 +41,15 @@ class TimedProposer:
         self.confidence = proposal.confidence
         return proposal
 
+    @property
+    def _graphed(self) -> bool:
+        """Whether SGLang's draft graph holds the head of the whole block; a platform without graphs holds none."""
+        graphs = self._proposer.draft_model_runner.decode_cuda_graph_runner
+        return graphs is not None and self._proposer._draft_sampler is not None
+
     def _choosing(self, tokens: int | None) -> Any:
-        """Return a proposer that chooses `tokens` of a block; SGLang's graph holds the head of the whole one."""
-        if tokens is None or self._proposer._draft_sampler is not None:
+        """Return a proposer that chooses `tokens` of a block."""
+        if tokens is None or self._graphed:
             return self._proposer
         if tokens not in self._heads:
             head = copy.copy(self._proposer)

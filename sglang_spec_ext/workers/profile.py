@@ -51,6 +51,12 @@ class Profiler:
 
     def measure(self, fingerprint: dict[str, str]) -> CostTable:
         """Return the table; CostTableError when the samples do not make one."""
+        import torch
+
+        with torch.no_grad():  # as the scheduler's loop does: a draft's own layers would record for autograd
+            return self._measure(fingerprint)
+
+    def _measure(self, fingerprint: dict[str, str]) -> CostTable:
         sizes = self.sizes()
         began = time.perf_counter()
         last = 0.0

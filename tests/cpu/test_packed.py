@@ -38,13 +38,15 @@ def test_a_weight_that_was_written_to_is_laid_out_again() -> None:
     assert torch.equal(packed.product(x, weight), torch.nn.functional.linear(x, weight))
 
 
-@pytest.mark.parametrize("case", ["float32 weight", "float32 rows", "no rows", "inference"])
+@pytest.mark.parametrize("case", ["float32 weight", "float32 rows", "no rows", "inference", "autograd"])
 def test_what_is_torchs_own_to_do(case: str) -> None:
     x, weight = torch.randn(0 if case == "no rows" else 4, 16).bfloat16(), weight_of(32, 16)
     if case == "float32 weight":
         weight = torch.nn.Parameter(weight.float(), requires_grad=False)
     elif case == "float32 rows":
         x = x.float()
+    elif case == "autograd":
+        weight.requires_grad = True
     elif case == "inference":
         with torch.inference_mode():
             weight = torch.randn(32, 16).bfloat16()
