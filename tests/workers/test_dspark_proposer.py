@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("sglang")
 
-from sglang_spec_ext.workers.dspark_proposer import TimedProposer  # noqa: E402
+from sglang_spec_ext.workers.dspark_proposer import TimedProposer
 
 
 def proposer(*, graphs: bool, sampler: bool) -> TimedProposer:
