@@ -1,15 +1,17 @@
-"""First blocks packed where they were drafted: one launch and one copy to the host for a whole batch.
+"""First blocks packed where they were drafted, and unpacked where they are verified: one launch and one copy each way.
 
 Prefill's draft leaves token ids and confidences on the device. `pack_blocks` lays them into rows of the record's own
 schema there, without waiting; `PackedBlocks.arrays` brings the rows to the host when SGLang reads the step's other
-results, and the host coder adds what only the host knows: room, generation, prompt and checksum.
+results, and the host coder adds what only the host knows: room, generation, prompt and checksum. Decode checks rows on
+the host; `unpack_blocks` brings those of a step to the device whole and takes the blocks out there.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 from sglang_spec_ext.disagg.record import NUMPY_DTYPES
 from sglang_spec_ext.disagg.schema import Schema
@@ -73,3 +75,19 @@ def pack_blocks(schema: Schema, ids: "torch.Tensor", confidence: "torch.Tensor |
     slots = torch.arange(len(ids), device=ids.device)
     record_pack(rows, row_layout(schema), slots=slots, sources=sources)
     return PackedBlocks(schema, rows, {name: source.shape[1] for name, source in sources.items()})
+
+
+def unpack_blocks(
+    schema: Schema, rows: Sequence[NDArray[np.uint8]], *, tokens: int, device: Any
+) -> tuple["torch.Tensor", "torch.Tensor"]:
+    """Return ids [R, tokens] int32 and confidences [R, tokens] float32 of R rows, on the device.
+
+    The caller knows how many tokens each block has, and whether it has confidences: without them these are zero.
+    """
+    import torch
+    from sglang_spec_ext.kernels.record_pack import record_unpack
+
+    shipped = torch.from_numpy(np.stack(rows)).to(device)
+    slots = torch.arange(len(rows), device=shipped.device)
+    found = record_unpack(shipped, row_layout(schema), slots=slots, names=("block_ids", "block_confidence"))
+    return found["block_ids"][:, :tokens], found["block_confidence"][:, :tokens]

@@ -8,7 +8,7 @@ are refused because they would index outside the embedding.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,6 +111,13 @@ def cold_eagle(req: Any, *, num_topk: int) -> None:
     req.output_topk_index = torch.zeros(num_topk, dtype=torch.int64)
 
 
+class ShippedBlock(NamedTuple):
+    """A first block as it came: its row [row_bytes] uint8, and whether the row holds confidences too."""
+
+    row: NDArray[np.uint8]
+    has_confidence: bool
+
+
 class FirstBlocks:
     """First blocks that wait for their request's first decode step.
 
@@ -122,23 +129,23 @@ class FirstBlocks:
 
     @classmethod
     def put(cls, req: Any, record: DraftRecord) -> None:
-        """Attach the record's block to the request."""
-        setattr(req, cls.ATTRIBUTE, (record.seq_len, record.block_ids, record.block_confidence))
+        """Attach the block of a decoded record to the request."""
+        block = ShippedBlock(record.row, record.block_confidence.size == record.block_ids.size)
+        setattr(req, cls.ATTRIBUTE, (record.seq_len, record.block_ids.size, block))
 
     @classmethod
-    def take(
-        cls, reqs: Sequence[Any], seq_lens: Sequence[int], *, num_draft_tokens: int
-    ) -> dict[int, tuple[NDArray[np.int32], NDArray[np.float32] | None]]:
-        """Return {batch row: (ids [K], confidences [K] or None)} for the rows whose first step this is.
+    def take(cls, reqs: Sequence[Any], seq_lens: Sequence[int], *, num_draft_tokens: int) -> dict[int, ShippedBlock]:
+        """Return {batch row: block} for the rows whose first step this is.
 
-        `seq_lens` are the committed lengths before the step, on the host. A block of another K is dropped.
+        `seq_lens` are the committed lengths before the step, on the host. Of a longer block than the step's K the
+        first K tokens count; a shorter one is dropped.
         """
         taken = {}
         for row, (req, seq_len) in enumerate(zip(reqs, seq_lens, strict=True)):
             waiting = req.__dict__.pop(cls.ATTRIBUTE, None)
             if waiting is None:
                 continue
-            drafted_at, ids, confidence = waiting
-            if drafted_at == seq_len and ids.size == num_draft_tokens:
-                taken[row] = (ids, confidence if confidence.size == ids.size else None)
+            drafted_at, tokens, block = waiting
+            if drafted_at == seq_len and tokens >= num_draft_tokens:
+                taken[row] = block
         return taken

@@ -11,10 +11,8 @@ speculative/dspark_components/{dspark_worker_v2,dspark_draft,dspark_planner}.py.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-from sglang_spec_ext.disagg.block_rows import pack_blocks
-from sglang_spec_ext.disagg.builders import FirstBlocks
+from sglang_spec_ext.disagg.block_rows import pack_blocks, unpack_blocks
+from sglang_spec_ext.disagg.builders import FirstBlocks, ShippedBlock
 from sglang_spec_ext.disagg.seam_setup import records_wanted
 from sglang_spec_ext.disagg.session import current_session
 
@@ -122,10 +120,8 @@ class BorrowedSlots:
             self._batch.token_to_kv_pool_allocator.free(self._borrowed)
 
 
-def due_blocks(
-    reqs: Sequence[Any], *, num_draft_tokens: int
-) -> dict[int, tuple[NDArray[np.int32], NDArray[np.float32] | None]]:
-    """Return {batch row: (ids [K], confidences [K] or None)} of the requests whose first decode step this is."""
+def due_blocks(reqs: Sequence[Any], *, num_draft_tokens: int) -> dict[int, ShippedBlock]:
+    """Return {batch row: block of K tokens or more} of the requests whose first decode step this is."""
     # exact for the rows in question: their only output token is the anchor
     seq_lens = [len(req.origin_input_ids) + len(req.output_ids) - 1 for req in reqs]
     return FirstBlocks.take(reqs, seq_lens, num_draft_tokens=num_draft_tokens)
@@ -146,15 +142,17 @@ def around_propose(original: Any, proposer: Any, **arguments: Any) -> Any:
     return proposal
 
 
-def _stacked(blocks: dict[int, Any], device: Any) -> tuple["torch.Tensor", "torch.Tensor | None"]:
-    """Return ids [n, K] and confidences [n, K] (None unless all have them), in row order."""
-    import torch
-
+def _unpacked(
+    blocks: dict[int, ShippedBlock], tokens: int, device: Any
+) -> tuple["torch.Tensor", "torch.Tensor | None"]:
+    """Return ids [n, tokens] and confidences [n, tokens] (None unless all have them), in row order."""
+    session = current_session()
+    assert session is not None
     ordered = [blocks[row] for row in sorted(blocks)]
-    ids = torch.from_numpy(np.stack([ids for ids, _ in ordered])).to(device, torch.int64)
-    if any(confidence is None for _, confidence in ordered):
-        return ids, None
-    return ids, torch.from_numpy(np.stack([confidence for _, confidence in ordered])).to(device)
+    ids, confidence = unpack_blocks(
+        session.codec.schema, [block.row for block in ordered], tokens=tokens, device=device
+    )
+    return ids.long(), confidence if all(block.has_confidence for block in ordered) else None
 
 
 def _proposal_of(proposer: Any, blocks: dict[int, Any], **arguments: Any) -> Any:
@@ -166,7 +164,7 @@ def _proposal_of(proposer: Any, blocks: dict[int, Any], **arguments: Any) -> Any
     )
 
     bs, device = arguments["bs"], arguments["device"]
-    ids, confidence = _stacked(blocks, device)
+    ids, confidence = _unpacked(blocks, proposer.gamma, device)
     block_ids = proposer.draft_block_ids_view(bs=bs, device=ids.device)
     if not arguments.get("anchor_prepared", False):
         block_ids[:, 0].copy_(arguments["draft_input"].bonus_tokens.view(-1))
@@ -191,7 +189,7 @@ def _replace_rows(proposal: Any, blocks: dict[int, Any]) -> None:
     block = proposal.draft_block
     device = block.draft_tokens.device
     rows = torch.tensor(sorted(blocks), device=device)
-    ids, confidence = _stacked(blocks, device)
+    ids, confidence = _unpacked(blocks, block.draft_tokens.shape[1], device)
     block.draft_tokens[rows] = ids.to(block.draft_tokens.dtype)
     if proposal.verify_ids is not None:
         proposal.verify_ids[rows, 1:] = ids.to(proposal.verify_ids.dtype)

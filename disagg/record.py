@@ -129,7 +129,8 @@ class DraftRecord:
 
     `hidden` [rows, hidden_width] in the draft's dtype (bfloat16 as uint16 patterns); `topk_p` and
     `topk_index` [n] float32 and int64; `block_ids` [b] int32; `block_confidence` [b or 0] float32;
-    `accept_prior` [p] float32. Without `active_k` (0) the decode side keeps its own K.
+    `accept_prior` [p] float32. Without `active_k` (0) the decode side keeps its own K. `row` [row_bytes] uint8 is
+    what the record was decoded from, of which its arrays are views; empty for one that was built here.
     """
 
     bootstrap_room: int
@@ -144,11 +145,12 @@ class DraftRecord:
     block_ids: NDArray[Any] = field(default_factory=lambda: _empty("int32"))
     block_confidence: NDArray[Any] = field(default_factory=lambda: _empty("float32"))
     accept_prior: NDArray[Any] = field(default_factory=lambda: _empty("float32"))
+    row: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8), compare=False)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DraftRecord):
             return NotImplemented
-        return all(np.array_equal(getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+        return all(np.array_equal(getattr(self, f.name), getattr(other, f.name)) for f in fields(self) if f.compare)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -231,12 +233,12 @@ class RecordCodec:
             raise StaleRecordError("generation", header.generation, expected.generation)
         if header.generation == expected.prior_generation:
             raise StaleRecordError("generation", header.generation, f"not {expected.prior_generation}")
-        arrays = {}
+        arrays, kept = {}, row.copy()
         for name, count, dtype, shape, offset in self._places:
             extent = (getattr(header, count), *shape[1:])
             size = extent[0] * (shape[1] if len(shape) > 1 else 1)
             stop = offset + size * dtype.itemsize
-            arrays[name] = row[offset:stop].view(dtype).reshape(extent).copy()
+            arrays[name] = kept[offset:stop].view(dtype).reshape(extent)
         return DraftRecord(
             bootstrap_room=header.bootstrap_room,
             generation=header.generation,
@@ -244,6 +246,7 @@ class RecordCodec:
             prompt_crc=header.prompt_crc,
             anchor_token=header.anchor_token,
             active_k=header.active_k,
+            row=kept,
             **arrays,
         )
 

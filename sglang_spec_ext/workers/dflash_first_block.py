@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from sglang.srt.speculative.dflash_worker_v2 import _resolve_dflash_embedding_module
 
-from sglang_spec_ext.disagg.block_rows import pack_blocks
+from sglang_spec_ext.disagg.block_rows import pack_blocks, unpack_blocks
+from sglang_spec_ext.disagg.builders import ShippedBlock
 from sglang_spec_ext.disagg.first_block import FIRST_BLOCK, BorrowedSlots, due_blocks
 from sglang_spec_ext.disagg.session import current_session
 
@@ -103,7 +104,7 @@ class FirstBlockRunner:
         self._runner = runner
         self._worker = worker
         self._rows = 0
-        self._blocks: dict[int, Any] = {}
+        self._blocks: dict[int, ShippedBlock] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
@@ -153,7 +154,10 @@ class FirstBlockRunner:
 
     def replace(self, tokens: torch.Tensor) -> torch.Tensor:
         """Put the shipped blocks in their rows of the drafted tokens [R * n], n <= K, in place."""
-        width = len(tokens) // self._rows if self._rows else 0
-        for row, (ids, _) in self._blocks.items():
-            tokens[row * width : (row + 1) * width] = torch.from_numpy(ids[:width]).to(tokens)
+        session = current_session()
+        if self._blocks and session is not None:
+            width, rows = len(tokens) // self._rows, sorted(self._blocks)
+            shipped = [self._blocks[row].row for row in rows]
+            ids, _ = unpack_blocks(session.codec.schema, shipped, tokens=width, device=tokens.device)
+            tokens.view(self._rows, width)[rows] = ids.to(tokens.dtype)
         return tokens

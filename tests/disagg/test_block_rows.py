@@ -5,7 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sglang_spec_ext.disagg.block_rows import pack_blocks, row_layout  # noqa: E402
+from sglang_spec_ext.disagg.block_rows import pack_blocks, row_layout, unpack_blocks  # noqa: E402
 from sglang_spec_ext.disagg.record import DraftRecord, RecordCodec  # noqa: E402
 from sglang_spec_ext.disagg.schema import HEADER, RecordShape, Schema  # noqa: E402
 
@@ -49,3 +49,12 @@ def test_more_drafts_than_a_row_holds_are_refused():
 def test_an_empty_batch_packs_no_row():
     packed = pack_blocks(BLOCK, torch.zeros((0, 7), dtype=torch.long), None)
     assert packed.arrays() == []
+
+
+@pytest.mark.parametrize("schema", [BLOCK, WITH_HIDDEN])
+@pytest.mark.parametrize("tokens", [0, 2, 3])
+def test_blocks_come_out_as_they_went_in(schema, tokens):
+    rows = list(pack_blocks(schema, IDS, CONFIDENCE).rows.numpy())
+    ids, confidence = unpack_blocks(schema, rows[::-1], tokens=tokens, device="cpu")
+    assert torch.equal(ids, IDS.flip(0)[:, :tokens].int())
+    assert torch.equal(confidence, CONFIDENCE.flip(0)[:, :tokens].float())

@@ -96,17 +96,21 @@ def test_eagle_records_of_another_shape_are_refused():
 
 def test_a_first_block_is_given_out_once_and_only_at_its_position():
     block = {"block_ids": np.array([4, 5, 6], np.int32), "block_confidence": np.full(3, 0.5, np.float32)}
-    with_confidence, without = record_with(**block), record_with(block_ids=block["block_ids"])
-    fresh, plain, moved, other_k, empty = (SimpleNamespace() for _ in range(5))
-    for req in (fresh, moved, other_k):
+    codec = RecordCodec(Schema(RecordShape(max_block=7)))
+    with_confidence, without = (
+        codec.decode(codec.encode(record), Expectation(**KNOWN))
+        for record in (record_with(**block), record_with(block_ids=block["block_ids"]))
+    )
+    fresh, plain, moved, longer, shorter, empty = (SimpleNamespace() for _ in range(6))
+    for req in (fresh, moved, longer, shorter):
         builders.FirstBlocks.put(req, with_confidence)
     builders.FirstBlocks.put(plain, without)
     reqs = [empty, fresh, plain, moved]
     taken = builders.FirstBlocks.take(reqs, [3, 3, 3, 4], num_draft_tokens=3)
     assert sorted(taken) == [1, 2]
-    assert taken[1][0].tolist() == [4, 5, 6]
-    assert taken[1][1].tolist() == [0.5] * 3
-    assert taken[2][1] is None
+    assert codec.decode(taken[1].row, Expectation(**KNOWN)) == with_confidence
+    assert [taken[row].has_confidence for row in (1, 2)] == [True, False]
     assert builders.FirstBlocks.take(reqs, [3, 3, 3, 3], num_draft_tokens=3) == {}
-    assert builders.FirstBlocks.take([other_k], [3], num_draft_tokens=4) == {}
-    assert builders.FirstBlocks.take([other_k], [3], num_draft_tokens=3) == {}
+    assert list(builders.FirstBlocks.take([longer], [3], num_draft_tokens=2)) == [0]
+    assert builders.FirstBlocks.take([shorter], [3], num_draft_tokens=4) == {}
+    assert builders.FirstBlocks.take([shorter], [3], num_draft_tokens=3) == {}

@@ -11,9 +11,11 @@ torch = pytest.importorskip("torch")
 
 from sglang_spec_ext.disagg import first_block, session  # noqa: E402
 from sglang_spec_ext.disagg.builders import FirstBlocks  # noqa: E402
-from sglang_spec_ext.disagg.record import DraftRecord  # noqa: E402
+from sglang_spec_ext.disagg.record import DraftRecord, Expectation, RecordCodec  # noqa: E402
+from sglang_spec_ext.disagg.schema import RecordShape, Schema  # noqa: E402
 
 TABLE_WIDTH = 96
+CODEC = RecordCodec(Schema(RecordShape(max_block=7)))
 
 
 class PagePool:
@@ -92,22 +94,19 @@ def test_without_room_nothing_is_taken():
 def request_with(block_ids=None, confidence=None, *, prompt_len=3):
     req = SimpleNamespace(origin_input_ids=list(range(prompt_len)), output_ids=[9])
     if block_ids is not None:
-        record = DraftRecord(
-            bootstrap_room=1,
-            generation=1,
-            seq_len=prompt_len,
-            prompt_crc=0,
-            anchor_token=9,
-            block_ids=np.array(block_ids, np.int32),
-            block_confidence=np.array(confidence or [], np.float32),
-        )
-        FirstBlocks.put(req, record)
+        known = {"bootstrap_room": 1, "seq_len": prompt_len, "prompt_crc": 0, "anchor_token": 9}
+        arrays = {
+            "block_ids": np.array(block_ids, np.int32),
+            "block_confidence": np.array(confidence or [], np.float32),
+        }
+        row = CODEC.encode(DraftRecord(**known, generation=1, **arrays))
+        FirstBlocks.put(req, CODEC.decode(row, Expectation(**known)))
     return req
 
 
 @pytest.fixture
 def on_decode(monkeypatch):
-    monkeypatch.setattr(first_block, "current_session", lambda: SimpleNamespace(role="decode"))
+    monkeypatch.setattr(first_block, "current_session", lambda: SimpleNamespace(role="decode", codec=CODEC))
 
 
 def drafted(bs, *, sampled=False):
@@ -141,6 +140,15 @@ def test_in_a_mixed_step_the_fresh_rows_are_replaced_and_the_others_are_not(on_d
     first_block.around_propose(original, proposer, batch=batch)
     assert len(calls) == 2
     assert not any(hasattr(req, FirstBlocks.ATTRIBUTE) for req in reqs)
+
+
+def test_a_step_of_fewer_tokens_takes_the_first_of_a_block(on_decode):
+    proposal = drafted(1)
+    proposer = SimpleNamespace(gamma=3, deferred_commit=None, _dp_moe_sync=True)
+    batch = SimpleNamespace(reqs=[request_with([4, 5, 6, 7, 8], [0.5, 0.25, 0.125, 0.1, 0.1])])
+    assert first_block.around_propose(lambda *_, **__: proposal, proposer, batch=batch) is proposal
+    assert proposal.draft_block.draft_tokens.tolist() == [[4, 5, 6]]
+    assert proposal.confidence.tolist() == [[0.5, 0.25, 0.125]]
 
 
 def test_a_block_whose_request_has_moved_on_is_not_used(on_decode):

@@ -12,15 +12,17 @@ from sglang_spec_ext.disagg import seam_setup  # noqa: E402
 from sglang_spec_ext.disagg.builders import FirstBlocks  # noqa: E402
 from sglang_spec_ext.disagg.counters import PdCounters  # noqa: E402
 from sglang_spec_ext.disagg.metrics import PdMetrics  # noqa: E402
-from sglang_spec_ext.disagg.record import DraftRecord  # noqa: E402
+from sglang_spec_ext.disagg.record import DraftRecord, Expectation, RecordCodec  # noqa: E402
+from sglang_spec_ext.disagg.schema import RecordShape, Schema  # noqa: E402
 
 from sglang_spec_ext.config import ConfigError, SpecExtConfig  # noqa: E402
 from sglang_spec_ext.control.controller import Controller  # noqa: E402
 from sglang_spec_ext.control.settings import ControllerSettings  # noqa: E402
-from sglang_spec_ext.workers import handoff  # noqa: E402
+from sglang_spec_ext.workers import dflash_first_block, handoff  # noqa: E402
 from sglang_spec_ext.workers.dflash_first_block import FirstBlockRunner  # noqa: E402
 
 BLOCK = 4
+CODEC = RecordCodec(Schema(RecordShape(max_block=BLOCK)))
 
 
 @pytest.fixture
@@ -98,11 +100,15 @@ def test_metrics_gain_what_the_counters_gain() -> None:
 def request(ids=None):
     req = SimpleNamespace(origin_input_ids=[1, 2], output_ids=[9])
     if ids is not None:
-        record = DraftRecord(
-            bootstrap_room=1, generation=1, seq_len=2, prompt_crc=0, anchor_token=9, block_ids=np.array(ids, np.int32)
-        )
-        FirstBlocks.put(req, record)
+        known = {"bootstrap_room": 1, "seq_len": 2, "prompt_crc": 0, "anchor_token": 9}
+        row = CODEC.encode(DraftRecord(**known, generation=1, block_ids=np.array(ids, np.int32)))
+        FirstBlocks.put(req, CODEC.decode(row, Expectation(**known)))
     return req
+
+
+@pytest.fixture
+def on_decode(monkeypatch):
+    monkeypatch.setattr(dflash_first_block, "current_session", lambda: SimpleNamespace(role="decode", codec=CODEC))
 
 
 def runner(*, sampler=None, graph=False):
@@ -119,7 +125,7 @@ def runner(*, sampler=None, graph=False):
     return FirstBlockRunner(SimpleNamespace(forward=forward), worker), calls
 
 
-def test_a_step_of_shipped_blocks_alone_is_not_drafted() -> None:
+def test_a_step_of_shipped_blocks_alone_is_not_drafted(on_decode) -> None:
     ours, calls = runner()
     ours.expect([request([4, 5, 6]), request([7, 8, 9])], num_draft_tokens=3)
     assert ours.all_shipped
@@ -132,7 +138,7 @@ def test_a_step_of_shipped_blocks_alone_is_not_drafted() -> None:
 
 
 @pytest.mark.parametrize("graph", [False, True])
-def test_in_a_mixed_step_only_the_rows_of_shipped_blocks_are_replaced(graph) -> None:
+def test_in_a_mixed_step_only_the_rows_of_shipped_blocks_are_replaced(on_decode, graph) -> None:
     sampler = SimpleNamespace(out=torch.zeros(9, dtype=torch.long))
     ours, calls = runner(sampler=sampler, graph=graph)
     ours.expect([request(), request([4, 5, 6]), request()], num_draft_tokens=3)
@@ -142,7 +148,7 @@ def test_in_a_mixed_step_only_the_rows_of_shipped_blocks_are_replaced(graph) -> 
     assert drafted.tolist() == [50] * 3 + [4, 5, 6] + [50] * 3
 
 
-def test_a_block_serves_one_step() -> None:
+def test_a_block_serves_one_step(on_decode) -> None:
     ours, calls = runner()
     req = request([4, 5, 6])
     ours.expect([req], num_draft_tokens=3)
