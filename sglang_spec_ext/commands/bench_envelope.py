@@ -45,6 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tiers", default="auto", help="K to choose from, as for --spec-ext-tiers")
     loads = "requests in flight [default: 1 2 4 8 16 32, quick 1 4 16]"
     parser.add_argument("--concurrency", type=int, nargs="+", help=loads)
+    parser.add_argument("--no-shifting", action="store_true", help="leave the shifting load out")
     parser.add_argument("--rounds", type=int, help="repeats [default: 3, quick 1]")
     parser.add_argument("--tokens", type=int, help="tokens of each answer [default: 64, quick 32]")
     parser.add_argument("--cell-seconds", type=float, help="time of one load in one setting [default: 10, quick 3]")
@@ -176,7 +177,7 @@ def _amount(args: argparse.Namespace, began: float, *, side_by_side: bool) -> An
     limit = args.limit or (QUICK_S if args.quick else float("inf"))
     return Amount(
         concurrency=_concurrency(args), rounds=args.rounds or rounds, tokens=_tokens(args),
-        cell_s=args.cell_seconds or cell_s, deadline=began + limit, side_by_side=side_by_side,
+        cell_s=args.cell_seconds or cell_s, deadline=began + limit, side_by_side=side_by_side, shifting=not args.no_shifting,
     )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ class Amount:
     tokens: int  # of each answer
     cell_s: float  # seconds that the first setting of a level should take; the others do the same work
     deadline: float  # on time.monotonic(); what would start later is left out by name
+    shifting: bool  # the shifting load follows the levels
     side_by_side: bool  # all servers alive: settings alternate; else a server does all its loads in turn
 
 
@@ -60,7 +61,7 @@ class Bench:
         return self.found
 
     def _order(self, number: int) -> list[tuple[Setup, int | str]]:
-        loads: list[int | str] = [*self.amount.concurrency, SHIFTING]
+        loads: list[int | str] = [*self.amount.concurrency, *([SHIFTING] if self.amount.shifting else [])]
         turned = [*self.setups[number % len(self.setups) :], *self.setups[: number % len(self.setups)]]
         if self.amount.side_by_side:
             return [(setup, target) for target in loads for setup in turned]

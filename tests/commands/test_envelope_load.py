@@ -111,7 +111,7 @@ class Control:
 def bench(monkeypatch):
     """Return a function that runs the loop over servers that answer at once."""
 
-    def run(*, rounds=2, side_by_side=True, deadline=float("inf"), broken=()):
+    def run(*, rounds=2, side_by_side=True, deadline=float("inf"), broken=(), shifting=True):
         control = Control()
 
         def get(name):
@@ -124,8 +124,9 @@ def bench(monkeypatch):
 
         monkeypatch.setattr(load, "drive", drive)
         amount = measure.Amount(
-            concurrency=(1, 2), rounds=rounds, tokens=8, cell_s=0.0, deadline=deadline, side_by_side=side_by_side
-        )
+            concurrency=(1, 2), rounds=rounds, tokens=8, cell_s=0.0, deadline=deadline, side_by_side=side_by_side,
+            shifting=shifting,
+        )  # fmt: skip
         fleet = SimpleNamespace(get=get)
         return measure.Bench(fleet, SETUPS, Prompts(), amount, lambda _: None).run(), control
 
@@ -148,6 +149,12 @@ def test_one_server_at_a_time_does_all_its_loads_before_the_next_starts(bench):
     found, _ = bench(rounds=1, side_by_side=False)
     kinds = ["no speculation" if sample["setup"] == "no speculation" else "ours" for sample in found.samples]
     assert kinds == ["no speculation"] * 3 + ["ours"] * 6
+
+
+def test_the_shifting_load_can_be_left_out(bench):
+    found, _ = bench(rounds=1, shifting=False)
+    assert {sample["load"] for sample in found.samples} == {1, 2}
+    assert found.series == {}
 
 
 def test_nothing_starts_after_the_limit_and_a_server_that_fails_is_named(bench):
