@@ -177,7 +177,8 @@ def _amount(args: argparse.Namespace, began: float, *, side_by_side: bool) -> An
     limit = args.limit or (QUICK_S if args.quick else float("inf"))
     return Amount(
         concurrency=_concurrency(args), rounds=args.rounds or rounds, tokens=_tokens(args),
-        cell_s=args.cell_seconds or cell_s, deadline=began + limit, side_by_side=side_by_side, shifting=not args.no_shifting,
+        cell_s=args.cell_seconds or cell_s, deadline=began + limit, side_by_side=side_by_side,
+        shifting=not args.no_shifting,
     )  # fmt: skip
 
 
