@@ -59,10 +59,18 @@ class Server:
         """Return the process ids that belong to the server's session, the server included."""
         return session_members(self.process.pid)
 
-    def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
-        """Ask the server to end and wait; whatever outlives STOP_TIMEOUT_S is killed. Returns the exit status."""
+    def stop(self) -> int:
+        """Ask the server to end and wait; see `wait_until_ended`."""
+        self.ask_to_end()
+        return self.wait_until_ended()
+
+    def ask_to_end(self) -> None:
+        """Ask the server to end, and do not wait."""
         if self.process.poll() is None:
-            self.process.send_signal(how)
+            self.process.terminate()
+
+    def wait_until_ended(self) -> int:
+        """Wait; whatever outlives STOP_TIMEOUT_S is killed. Returns the exit status."""
         try:
             self.process.wait(STOP_TIMEOUT_S)
         finally:

@@ -4,7 +4,6 @@ No router is needed: `Pair.generate` sends each request to both servers, as a ro
 """
 
 import contextlib
-import ctypes
 import importlib.util
 import json
 import random
@@ -35,9 +34,9 @@ def missing_part(backend: str) -> str | None:
     if importlib.util.find_spec(module) is None:
         return f"{module} is not installed (extra [pd]; requirements/no-deps.txt says how)"
     if module == "mooncake":
-        try:
-            ctypes.CDLL("libibverbs.so.1")
-        except OSError:
+        try:  # imported, not looked up: the library may lie beside the wheel
+            importlib.import_module("mooncake.engine")
+        except ImportError:
             return "mooncake needs libibverbs.so.1, for TCP too (Debian: apt-get install libibverbs1)"
     return None
 
@@ -86,14 +85,14 @@ class Pair:
             wait_until_ready(self.servers[role], START_TIMEOUT_S)
 
     def stop(self, *roles: str) -> None:
-        """End servers and remove their logs."""
-        for role in roles:
-            server = self.servers.pop(role, None)
-            if server is not None:
-                try:
-                    server.stop()
-                finally:
-                    server.log.unlink(missing_ok=True)
+        """End servers, all at the same time, and remove their logs."""
+        ending = [self.servers.pop(role) for role in roles if role in self.servers]
+        for server in ending:
+            server.ask_to_end()
+        with contextlib.ExitStack() as logs:
+            for server in ending:
+                logs.callback(server.log.unlink, missing_ok=True)
+                logs.callback(server.wait_until_ended)
 
     def body(self, ids: Sequence[int], **sampling: Any) -> dict[str, Any]:
         """Return a request for both servers, greedy unless told otherwise."""

@@ -172,32 +172,32 @@ def leftovers(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*") if path.is_file() or path.is_socket())
 
 
-def mapped_files() -> set[Path]:
-    """Return the shared-memory files that a living process has mapped."""
+def shared_memory_of(pids: list[int]) -> set[Path]:
+    """Return the shared-memory files that processes have mapped."""
     found = set()
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile, or is not ours
-            found |= {Path(path) for path in re.findall(rf"{SHARED_MEMORY}/\S+", maps.read_text())}
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            found |= {Path(path) for path in re.findall(rf"{SHARED_MEMORY}/\S+", Path(f"/proc/{pid}/maps").read_text())}
     return found
 
 
-def assert_no_shared_memory_is_left(before: set[Path], within_s: float = 20.0) -> None:
-    """Files that another server of the test run holds meanwhile do not count."""
+def assert_gone(files: set[Path], within_s: float = 20.0) -> None:
     deadline = time.monotonic() + within_s
-    while left := set(SHARED_MEMORY.iterdir()) - before - mapped_files():
+    while left := {path for path in files if path.exists()}:
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
 def test_a_stopped_server_leaves_no_process_no_port_and_no_file(target, tmp_path: Path, how: signal.Signals) -> None:
-    before = set(SHARED_MEMORY.iterdir())
     environment = {**CPU, "TMPDIR": str(tmp_path)}
     server: Server = start_server(target, environment=environment)
     try:
         wait_until_ready(server)
         members = server.session_members()
         assert len(members) >= 3
+        shared_memory = shared_memory_of(members)
+        assert shared_memory
         server.process.send_signal(how)
         server.process.wait(60)
         assert_nothing_runs(server)
@@ -210,7 +210,7 @@ def test_a_stopped_server_leaves_no_process_no_port_and_no_file(target, tmp_path
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", port))
     assert leftovers(tmp_path) == []
-    assert_no_shared_memory_is_left(before)
+    assert_gone(shared_memory)
 
 
 def test_sglang_serve_takes_the_flags_too(target, checkpoint) -> None:

@@ -18,7 +18,8 @@ def test_triton_equals_the_twins_in_the_interpreter():
     pytest.importorskip("triton")
     files = sorted(str(path) for path in FOLDER.glob("test_*_triton.py"))
     assert files
-    env = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    outer = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}  # is not for this run
+    env = outer | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
     done = subprocess.run(
         command, env=env, cwd=FOLDER.parent.parent, capture_output=True, text=True, timeout=500, check=False

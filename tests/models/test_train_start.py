@@ -45,7 +45,8 @@ def test_aimed_heads_look_their_distance_back():
 
 
 @torch.no_grad()
-def test_content_heads_find_the_place_with_the_same_token_at_any_distance():
+def mass_on_the_same_token() -> tuple[torch.Tensor, float]:
+    """Return the attention of each head [heads] to places with the last token, and the share of such places."""
     tokens, texts = 40, 30
     means = torch.randn(tokens, WIDTH)
     token = torch.randint(tokens, (texts, 80))
@@ -62,10 +63,15 @@ def test_content_heads_find_the_place_with_the_same_token_at_any_distance():
         alike = token[row, :-1] == token[row, -1]
         same.append(found[:, alike].sum(-1))
         chance.append(alike.float().mean())
-    mass = torch.stack(same).mean(0)
+    return torch.stack(same).mean(0), float(torch.stack(chance).mean())
+
+
+def test_content_heads_find_the_place_with_the_same_token_at_any_distance():
+    draws = [mass_on_the_same_token() for _ in range(10)]  # one draw's mass varies by 0.1
+    mass = torch.stack([found for found, _ in draws]).mean(0)
     assert float(mass[0]) > 0.6
     assert float(mass[2]) > 0.6
-    assert float(torch.stack(chance).mean()) < 0.1
+    assert max(chance for _, chance in draws) < 0.1
 
 
 def test_telling_directions_come_in_the_order_of_what_they_explain():

@@ -12,6 +12,7 @@ from .conftest import ROW_BYTES, TOKENS, first_steps, prompts
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 REQUESTS = 24
+PATIENCE_S = 20.0  # a server that knows nothing of the abort on the other waits for it; its client does not
 
 
 def test_tokens_are_those_of_the_target_and_every_first_step_verifies_shipped_drafts(pd_pair, reference) -> None:
@@ -53,7 +54,7 @@ def test_requests_that_are_given_up_at_any_stage_leave_nothing_behind(pd_pair, r
     def give_up(place: int) -> str | None:
         body = {**pair.body(asked[place], max_new_tokens=400), "rid": f"given-up-{place}"}
         with concurrent.futures.ThreadPoolExecutor(1) as beside:
-            answer = beside.submit(pair.send, body, timeout_s=60)
+            answer = beside.submit(pair.send, body, timeout_s=PATIENCE_S)
             concurrent.futures.wait([answer], timeout=0.05 * place)
             role = ("prefill", "decode")[place % 2]
             for _ in range(100):  # again while it has not arrived or has not stopped
