@@ -1,11 +1,19 @@
 """For every test: seeds, the cached checkpoints, and which tests share a worker."""
 
+import os
 import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# The same examples each time, so that a run says something of the change it tests; no wall-clock time is asserted.
+# HYPOTHESIS_PROFILE=search looks for new ones.
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("search", deadline=None)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 SHARED_SERVERS = ("served", "adaptive", "pd_pair")  # session fixtures, each parameter of which is one running server
 

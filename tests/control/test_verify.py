@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -64,6 +64,7 @@ def test_allocation_is_monotone_in_confidence(conf, budget, data):
 def test_plans_do_not_depend_on_request_order(shape, random, budget):
     values = random.sample(range(1, 1000), shape[0] * shape[1])
     survival = survival_of(np.sort(np.array(values, float).reshape(shape) / 1000, axis=1)[:, ::-1])
+    assume(np.unique(survival).size == survival.size)  # products of distinct confidences may be equal
     order = random.sample(range(shape[0]), shape[0])
     assert allocate(survival[order], budget).tolist() == allocate(survival, budget)[order].tolist()
     cost = RooflineCost(0.001, parallel=True)
