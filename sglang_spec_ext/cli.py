@@ -50,4 +50,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # `python -m` runs this file under another name; the UsageError that commands raise is the imported one's
+    sys.exit(importlib.import_module("sglang_spec_ext.cli").main())

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from sglang_spec_ext.cli import UsageError
+from sglang_spec_ext.cpu import selection
 from sglang_spec_ext.testing import running_server
 
 SHORT, LONG = 8, 72
@@ -33,6 +35,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print ratios: median, smallest and largest over the rounds."""
+    if not selection.selected():
+        raise UsageError(
+            f"bench platform measures the CPU reference platform: export SGLANG_PLATFORM={selection.PLATFORM_NAME}"
+        )
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
