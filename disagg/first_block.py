@@ -142,7 +142,7 @@ def around_propose(original: Any, proposer: Any, **arguments: Any) -> Any:
     return proposal
 
 
-def _unpacked(
+def unpacked(
     blocks: dict[int, ShippedBlock], tokens: int, device: Any
 ) -> tuple["torch.Tensor", "torch.Tensor | None"]:
     """Return ids [n, tokens] and confidences [n, tokens] (None unless all have them), in row order."""
@@ -164,7 +164,7 @@ def _proposal_of(proposer: Any, blocks: dict[int, Any], **arguments: Any) -> Any
     )
 
     bs, device = arguments["bs"], arguments["device"]
-    ids, confidence = _unpacked(blocks, proposer.gamma, device)
+    ids, confidence = unpacked(blocks, proposer.gamma, device)
     block_ids = proposer.draft_block_ids_view(bs=bs, device=ids.device)
     if not arguments.get("anchor_prepared", False):
         block_ids[:, 0].copy_(arguments["draft_input"].bonus_tokens.view(-1))
@@ -189,7 +189,7 @@ def _replace_rows(proposal: Any, blocks: dict[int, Any]) -> None:
     block = proposal.draft_block
     device = block.draft_tokens.device
     rows = torch.tensor(sorted(blocks), device=device)
-    ids, confidence = _unpacked(blocks, block.draft_tokens.shape[1], device)
+    ids, confidence = unpacked(blocks, block.draft_tokens.shape[1], device)
     block.draft_tokens[rows] = ids.to(block.draft_tokens.dtype)
     if proposal.verify_ids is not None:
         proposal.verify_ids[rows, 1:] = ids.to(proposal.verify_ids.dtype)

@@ -20,8 +20,10 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
     """Return x [N, K] @ weight [M, K].T + bias [M]; None where torch's own product must do it."""
     if torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad):
         return None
+    if x.dtype is not torch.bfloat16 or x.numel() == 0:  # before a layout is made that would not be used
+        return None
     packed = _packed(weight)
-    if packed is None or x.dtype is not torch.bfloat16 or x.numel() == 0:
+    if packed is None:
         return None
     found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
     return found

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from sglang.srt.speculative.dflash_worker_v2 import _resolve_dflash_embedding_module
 
-from sglang_spec_ext.disagg.block_rows import pack_blocks, unpack_blocks
+from sglang_spec_ext.disagg.block_rows import pack_blocks
 from sglang_spec_ext.disagg.builders import ShippedBlock
-from sglang_spec_ext.disagg.first_block import FIRST_BLOCK, BorrowedSlots, due_blocks
+from sglang_spec_ext.disagg.first_block import FIRST_BLOCK, BorrowedSlots, due_blocks, unpacked
 from sglang_spec_ext.disagg.session import current_session
 
 
@@ -154,10 +154,8 @@ class FirstBlockRunner:
 
     def replace(self, tokens: torch.Tensor) -> torch.Tensor:
         """Put the shipped blocks in their rows of the drafted tokens [R * n], n <= K, in place."""
-        session = current_session()
-        if self._blocks and session is not None:
-            width, rows = len(tokens) // self._rows, sorted(self._blocks)
-            shipped = [self._blocks[row].row for row in rows]
-            ids, _ = unpack_blocks(session.codec.schema, shipped, tokens=width, device=tokens.device)
-            tokens.view(self._rows, width)[rows] = ids.to(tokens.dtype)
+        if self._blocks:
+            width = len(tokens) // self._rows
+            ids, _ = unpacked(self._blocks, width, tokens.device)
+            tokens.view(self._rows, width)[sorted(self._blocks)] = ids.to(tokens.dtype)
         return tokens

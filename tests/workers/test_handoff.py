@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("sglang")
 
-from sglang_spec_ext.disagg import seam_setup  # noqa: E402
+from sglang_spec_ext.disagg import first_block, seam_setup  # noqa: E402
 from sglang_spec_ext.disagg.builders import FirstBlocks  # noqa: E402
 from sglang_spec_ext.disagg.counters import PdCounters  # noqa: E402
 from sglang_spec_ext.disagg.metrics import PdMetrics  # noqa: E402
@@ -18,7 +18,7 @@ from sglang_spec_ext.disagg.schema import RecordShape, Schema  # noqa: E402
 from sglang_spec_ext.config import ConfigError, SpecExtConfig  # noqa: E402
 from sglang_spec_ext.control.controller import Controller  # noqa: E402
 from sglang_spec_ext.control.settings import ControllerSettings  # noqa: E402
-from sglang_spec_ext.workers import dflash_first_block, handoff  # noqa: E402
+from sglang_spec_ext.workers import handoff  # noqa: E402
 from sglang_spec_ext.workers.dflash_first_block import FirstBlockRunner  # noqa: E402
 
 BLOCK = 4
@@ -108,7 +108,7 @@ def request(ids=None):
 
 @pytest.fixture
 def on_decode(monkeypatch):
-    monkeypatch.setattr(dflash_first_block, "current_session", lambda: SimpleNamespace(role="decode", codec=CODEC))
+    monkeypatch.setattr(first_block, "current_session", lambda: SimpleNamespace(role="decode", codec=CODEC))
 
 
 def runner(*, sampler=None, graph=False):
