@@ -1,16 +1,18 @@
 """DFLASH: the block is drafted whole, and a prefix of it is verified.
 
 A step at K is SGLang's own step at a block size of K + 1, in which the draft pass is replaced by one over
-the whole block. K = 0 leaves the draft pass out and still projects the target's hidden state into the draft's K/V.
+the whole block. K = 0 leaves the draft pass out and still projects the target's hidden state into the draft's K/V,
+several steps together where it can (backlog.py).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
 from sglang_spec_ext import flags
+from sglang_spec_ext.workers.backlog import Row, joined
 from sglang_spec_ext.workers.dflash_draft import BlockDraftRunner, TimedRunner
 from sglang_spec_ext.workers.extended import RECURRENT, SIMULATED, SpecExtWorker
 from sglang_spec_ext.workers.step import Step
@@ -33,6 +35,7 @@ class DFlashSteps(SpecExtWorker):
     """Mixed in before SGLang's DFlashWorkerV2."""
 
     _swaps: dict[int, Swap]
+    _plain: Sequence[Any] | None = None  # the requests of the step at K = 0 that runs
     _first_blocks: Any = None  # FirstBlockRunner, on servers whose records travel
     draft_model_runner: Any
 
@@ -79,6 +82,7 @@ class DFlashSteps(SpecExtWorker):
     def spec_ext_shape(self, step: Step) -> AbstractContextManager[None]:
         """See SpecExtWorker."""
         k = step.decision.k
+        self._plain = None if k or self.spec_ext_backlog is None else step.reqs
         if self._first_blocks is not None:
             self._first_blocks.expect(step.reqs, num_draft_tokens=self.spec_ext_max_k())
         if k == self.spec_ext_max_k():
@@ -116,6 +120,22 @@ class DFlashSteps(SpecExtWorker):
             tokens = shipped.replace(tokens)
         loop.draft_watch.add(start)
         return tokens
+
+    def _append_target_hidden_to_draft_kv_by_loc(self, **kwargs: Any) -> None:
+        """Project the target's hidden states [N, H] into the draft's K/V; at K = 0 the backlog takes them."""
+        plain, self._plain = self._plain, None
+        if plain is None or self.spec_ext_backlog is None:
+            super()._append_target_hidden_to_draft_kv_by_loc(**kwargs)  # type: ignore[misc]
+            return
+        hidden, locs, positions = (kwargs[name] for name in ("target_hidden", "cache_loc", "positions"))
+        self.spec_ext_backlog.add(plain, hidden[: len(locs)], locs, positions)  # padding may follow
+
+    def spec_ext_write(self, reqs: Sequence[Any], rows: list[Row]) -> None:
+        """See SpecExtWorker."""
+        hidden, locs, positions = joined(rows)
+        super()._append_target_hidden_to_draft_kv_by_loc(  # type: ignore[misc]
+            target_hidden=hidden, cache_loc=locs, positions=positions
+        )
 
     def forward_batch_generation(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """Run a batch; on a prefill server, draft the block that decode verifies first."""

@@ -1,16 +1,18 @@
 """DSPARK: the block is drafted whole, and a prefix of it is verified.
 
-A uniform K runs SGLang's own step at a verify width of K + 1; K = 0 leaves the draft pass out and still
-projects the target's hidden state into the draft's K/V. Ragged steps go through SGLang's RaggedVerifyLayout
-with our planner.
+A uniform K runs SGLang's own step at a verify width of K + 1; K = 0 leaves the draft pass out and still projects the
+target's hidden state into the draft's K/V, several steps together where it can (backlog.py). Ragged steps go through
+SGLang's RaggedVerifyLayout with our planner.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
 
 from sglang_spec_ext import flags
+from sglang_spec_ext.workers.backlog import Row, joined
+from sglang_spec_ext.workers.dspark_inject import DeferringInjector
 from sglang_spec_ext.workers.dspark_planner import LayoutPlanner
 from sglang_spec_ext.workers.dspark_proposer import BlockProposer, TimedProposer
 from sglang_spec_ext.workers.extended import RECURRENT, SIMULATED, SpecExtWorker
@@ -22,6 +24,7 @@ class DSparkSteps(SpecExtWorker):
     """Mixed in before SGLang's DSparkWorkerV2."""
 
     _swaps: dict[int, Swap]
+    _plain: DeferringInjector | None = None  # of steps at K = 0
     _proposer: Any
     _verify_planner: Any
 
@@ -80,6 +83,8 @@ class DSparkSteps(SpecExtWorker):
             return nullcontext()
         if decision.k not in self._swaps:
             self._swaps[decision.k] = self._swap(decision.k)
+        if self._plain is not None:
+            self._plain.reqs = step.reqs
         return self._swaps[decision.k].on(self)
 
     def _swap(self, k: int) -> Swap:
@@ -95,13 +100,21 @@ class DSparkSteps(SpecExtWorker):
         return Swap(
             {
                 "_proposer": proposer,
-                "_verify_executor": self._executor(width),
+                "_verify_executor": self._executor(width, self._injector(k)),
                 "verify_num_draft_tokens": width,
                 "_block_pos_offsets": build_block_pos_offsets(length=width, device=self.device),
             }
         )
 
-    def _executor(self, width: int) -> Any:
+    def _injector(self, k: int) -> Any:
+        pool = self.draft_model_runner.token_to_kv_pool
+        windowed = hasattr(pool, "full_to_swa_index_mapping")  # its slots are given away while requests run
+        if k or windowed or self.spec_ext_backlog is None:
+            return self._kv_injector
+        self._plain = DeferringInjector(self._kv_injector, self.spec_ext_backlog)
+        return self._plain
+
+    def _executor(self, width: int, injector: Any) -> Any:
         from sglang.srt.runtime_context import get_spec
         from sglang.srt.speculative.dspark_components.dspark_verify import TargetVerifyExecutor
 
@@ -110,11 +123,17 @@ class DSparkSteps(SpecExtWorker):
             gamma=width - 1,
             verify_num_draft_tokens=width,
             model_runner=self.model_runner,
-            kv_injector=self._kv_injector,
+            kv_injector=injector,
             tp_sync=self._tp_sync,
             block_verification=get_spec().speculative_use_block_verification,
             rejection_noise=self._rejection_noise,
         )
+
+    def spec_ext_write(self, reqs: Sequence[Any], rows: list[Row]) -> None:
+        """See SpecExtWorker."""
+        hidden, locs, positions = joined(rows)
+        with self._draft_context():
+            self._kv_injector.inject_target_hidden(target_hidden=hidden, cache_loc=locs, positions=positions)
 
     def spec_ext_settle(self, step: Step) -> None:
         """See SpecExtWorker."""

@@ -1,14 +1,18 @@
 """EAGLE and EAGLE-3: our choice in SGLang's own AdaptiveController.
 
 SGLang keeps one set of back ends and graphs for each tier and swaps them; only the policy is ours. At K = 0
-the draft still extends over the verified token, so that its K/V stay usable.
+the draft still extends over the verified token, so that its K/V stay usable; where it can, over the tokens of several
+steps in one pass (eagle_extend.py).
 """
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from sglang_spec_ext import flags
+from sglang_spec_ext.workers.backlog import Row
+from sglang_spec_ext.workers.eagle_extend import Seeds, extend_together
 from sglang_spec_ext.workers.extended import NotServedError, SpecExtWorker
 from sglang_spec_ext.workers.step import Step
 
@@ -43,6 +47,8 @@ class EagleSteps(SpecExtWorker):
     adaptive_controller: Any
     _policy: DecidedSteps | None = None
     _drafting_since: Any = None  # stamp
+    _first_of_backlog: Any = None  # copy of the batch as its oldest step left it
+    _seeds: Seeds | None = None  # of a backlog that was written before a prefill
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -61,6 +67,11 @@ class EagleSteps(SpecExtWorker):
 
             self._policy = DecidedSteps(loop.controller.settings.tiers)
             self.adaptive_controller = AdaptiveController(self, self._policy)
+            if self.spec_ext_backlog is not None:
+                from sglang.srt.environ import envs
+
+                # SGLang then asks `_stub_skipped_draft_extend` instead of extending at K = 0
+                envs.SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND.set(True)
 
     def spec_ext_max_k(self) -> int:
         """See SpecExtWorker."""
@@ -86,6 +97,48 @@ class EagleSteps(SpecExtWorker):
         if self._policy is not None:
             self._policy.steps = step.decision.k
         return nullcontext()
+
+    def spec_ext_pays_at_once(self) -> Iterator[tuple[bool, str]]:
+        """See SpecExtWorker."""
+        from sglang.srt.runtime_context import get_spec
+
+        draft = self.draft_worker
+        yield from super().spec_ext_pays_at_once()
+        yield bool(get_spec().speculative_use_rejection_sampling), "rejection sampling keeps a row of probabilities"
+        yield bool(draft.seed_dsa_topk_from_draft_extend), "the draft's sparse attention is seeded by each step"
+        yield bool(draft.draft_runner.model_config.model_is_mrope), "positions of images are known to their step alone"
+
+    def _stub_skipped_draft_extend(self, batch: Any, batch_output: Any) -> None:
+        """Leave the extension over the verified token [R] to the backlog."""
+        super()._stub_skipped_draft_extend(batch, batch_output)  # type: ignore[misc]
+        backlog = self.spec_ext_backlog
+        if backlog is None:  # the user set SGLang's variable, and its cold recovery is meant
+            return
+        if not backlog.rows:
+            self._first_of_backlog = copy.copy(batch)
+        hidden = batch_output.logits_output.hidden_states
+        backlog.add(list(batch.reqs), hidden, batch_output.next_token_ids, batch.out_cache_loc)
+        self._seeds = None
+
+    def spec_ext_write(self, reqs: Sequence[Any], rows: list[Row]) -> None:
+        """See SpecExtWorker."""
+        self._seeds = Seeds(reqs, extend_together(self, self._first_of_backlog, rows))
+        self._first_of_backlog = None
+
+    def spec_ext_keep_up(self, batch: Any, step: Step) -> None:
+        """See SpecExtWorker; a draft starts from the seeds of the extend."""
+        super().spec_ext_keep_up(batch, step)
+        if step.decision.k and self._seeds is not None:
+            self._seeds.place(batch.spec_info, step.reqs)
+            self._seeds = None
+
+    def forward_batch_generation(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run a batch; requests that are prefilled bring seeds of their own."""
+        prefilled = batch.reqs if batch.forward_mode.is_extend() else ()
+        result = super().forward_batch_generation(batch, *args, **kwargs)
+        if self._seeds is not None:
+            self._seeds.forget(prefilled)
+        return result
 
     def verify(self, *args: Any, **kwargs: Any) -> Any:
         """Verify; everything else in a step is drafting."""

@@ -5,7 +5,7 @@ to the target worker, so everything of ours has a class-level default.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from sglang_spec_ext.config import SpecExtConfig
 from sglang_spec_ext.control.controller import Controller
 from sglang_spec_ext.errors import SpecExtError
 from sglang_spec_ext.metrics import NoMetrics
+from sglang_spec_ext.workers.backlog import STEPS, Backlog, Row, unserved
 from sglang_spec_ext.workers.clock import clock_for
 from sglang_spec_ext.workers.loop import AdaptiveLoop
 from sglang_spec_ext.workers.settings import controller_settings
@@ -39,6 +40,7 @@ class SpecExtWorker:
     spec_ext_config: SpecExtConfig | None = None
     spec_ext_profile: str = "not run"  # where the cost table came from, or why there is none
     spec_ext_uniform: str | None = None  # why one K runs for the whole batch although a budget was asked for
+    spec_ext_backlog: Backlog | None = None  # rows that steps at K = 0 owe the draft; None: each step pays at once
 
     if TYPE_CHECKING:
 
@@ -75,6 +77,14 @@ class SpecExtWorker:
     def spec_ext_settle(self, step: Step) -> None:
         """Note in the step what is known now that it was launched."""
 
+    def spec_ext_pays_at_once(self) -> Iterator[tuple[bool, str]]:
+        """Yield (holds, reason) for what lets no step at K = 0 leave its draft K/V to a later one."""
+        return unserved()
+
+    def spec_ext_write(self, reqs: Sequence[Any], rows: list[Row]) -> None:
+        """Write the draft K/V of a backlog's rows, oldest step first."""
+        raise NotImplementedError
+
     def spec_ext_start(self, chosen: SpecExtConfig) -> AdaptiveLoop:
         """Set up the loop and return it; called once, when the built-in worker has been built."""
         from sglang.srt.runtime_context import get_disagg, get_parallel
@@ -93,6 +103,8 @@ class SpecExtWorker:
         self.spec_ext = AdaptiveLoop(
             Controller(settings, None), clock=clock_for(self.device), ranks=ranks, metrics=NoMetrics()
         )
+        if not any(holds for holds, _ in self.spec_ext_pays_at_once()):
+            self.spec_ext_backlog = Backlog(min(STEPS, settings.tiers[-1] + 1))
         return self.spec_ext
 
     def forward_batch_generation(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -105,16 +117,41 @@ class SpecExtWorker:
         if loop is None or batch.forward_mode.is_extend() or batch.is_extend_in_batch:
             if loop is not None:
                 loop.interrupt()
+                self.spec_ext_catch_up()
             return forward(batch, *args, **kwargs)
         if batch.forward_mode.is_idle():
             with self.spec_ext_shape(loop.join()):
                 return forward(batch, *args, **kwargs)
         step = loop.begin(batch)
+        self.spec_ext_keep_up(batch, step)
         with self.spec_ext_shape(step):
             result = forward(batch, *args, **kwargs)
         self.spec_ext_settle(step)
         loop.end(step)
+        if loop.forced is not None and self.spec_ext_backlog is not None:
+            self.spec_ext_backlog.drop()  # the profiler runs this step again and again
         return result
+
+    def spec_ext_keep_up(self, batch: Any, step: Step) -> None:
+        """Write the backlog unless the row of the step about to run may join it."""
+        backlog = self.spec_ext_backlog
+        if backlog is not None and (step.decision.k or not backlog.takes(step.reqs)):
+            self.spec_ext_catch_up()
+
+    def spec_ext_catch_up(self) -> None:
+        """Write the rows that steps at K = 0 left; counted as drafting."""
+        loop, backlog = self.spec_ext, self.spec_ext_backlog
+        if loop is None or backlog is None or not backlog.rows:
+            return
+        start = loop.clock.now()
+        self.spec_ext_write(backlog.reqs, backlog.take())
+        loop.draft_watch.add(start)
+
+    def clear_cache_pool(self) -> None:
+        """Forget the backlog with the pool that its slots were in."""
+        if self.spec_ext_backlog is not None:
+            self.spec_ext_backlog.drop()
+        super().clear_cache_pool()  # type: ignore[misc]
 
     def on_verify_complete_cpu(self, num_correct_drafts_per_req: list[int], batch_size: int = 0) -> None:
         """Take in how many draft tokens of a step were accepted."""
@@ -132,6 +169,7 @@ class SpecExtWorker:
             "worker": type(self).__name__,
             "profile": self.spec_ext_profile,
             "cost_table": None if cost is None else cost.table.as_dict(),
+            "backlog": None if self.spec_ext_backlog is None else self.spec_ext_backlog.snapshot(),
             **found,
         }
 
