@@ -36,8 +36,8 @@ test: check models
 	OMP_NUM_THREADS=1 $(PYTHON) -P -m pytest -n $(WORKERS) --dist loadgroup --durations=40 $(TESTS)
 
 soak: install models
-	$(PYTHON) -P -m pytest -m soak -s tests/pd/test_soak.py
-	SOAK_STEPS=2000 $(PYTHON) -P -m pytest tests/workers/test_attention_dp.py
+	OMP_NUM_THREADS=1 $(PYTHON) -P -m pytest -m soak -s tests/pd/test_soak.py
+	OMP_NUM_THREADS=1 SOAK_STEPS=2000 $(PYTHON) -P -m pytest tests/workers/test_attention_dp.py
 
 bench: install
 	@$(PYTHON) -m sglang_spec_ext.cli models prepare smollm2

@@ -23,6 +23,12 @@ case $SPEC_EXT_PD_PREFILL,$SPEC_EXT_PD_DECODE in
     127.0.0.1:*,127.0.0.1:*) # one machine: nothing leaves it
         export SGLANG_HOST_IP=${SGLANG_HOST_IP:-127.0.0.1} UCX_NET_DEVICES=${UCX_NET_DEVICES:-lo}
         export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo} MC_TCP_BIND_ADDRESS=${MC_TCP_BIND_ADDRESS:-127.0.0.1}
+        if [ "${SGLANG_PLATFORM:-}" = spec_ext_cpu ]; then
+            # each side keeps a core busy while a transfer is on its way, and compute threads that share a core with
+            # that make all the others wait: on two cores an answer took minutes with two threads, seconds with one
+            half=$(($(nproc) / 2 - 1))
+            export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((half > 1 ? half : 1))}
+        fi
         ;;
 esac
 
