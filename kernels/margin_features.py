@@ -1,7 +1,7 @@
 """What the acceptance estimator reads from a row of logits, in one pass over memory.
 
 A draft without a confidence head is judged by the margin between its two largest logits (an online logistic
-in `control.acceptance`); the log-sum-exp turns a logit into a log-probability. Margin and log-sum-exp are
+in `control.calibration`); the log-sum-exp turns a logit into a log-probability. Margin and log-sum-exp are
 statistics of the whole row, so using them to schedule verification of sampled drafts is lossless: they do not
 depend on which token was drawn.
 

@@ -43,7 +43,7 @@ def prepare(scheduler: Any) -> None:
         if found is None:
             return
         table, source = found
-    loop.controller = Controller(loop.controller.settings, table)
+    loop.controller = Controller(loop.controller.settings, table, estimator=loop.controller.estimator)
     worker.spec_ext_profile = source
 
 

@@ -2,7 +2,7 @@
 
 A step at K is SGLang's own step at a block size of K + 1, in which the draft pass is replaced by one over
 the whole block. K = 0 leaves the draft pass out and still projects the target's hidden state into the draft's K/V,
-several steps together where it can (backlog.py).
+several steps together where it can (backlog.py). A budget is shared out by margins (dflash_ragged.py).
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,10 +10,14 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from sglang.srt.speculative.dflash_worker_v2 import _commit_accept
 
 from sglang_spec_ext import flags
+from sglang_spec_ext.control.calibration import MarginEstimator
+from sglang_spec_ext.control.settings import ControllerSettings, Verify
 from sglang_spec_ext.workers.backlog import Row, joined
 from sglang_spec_ext.workers.dflash_draft import BlockDraftRunner, TimedRunner
+from sglang_spec_ext.workers.dflash_ragged import MarginHead, RaggedTarget, cut, unserved, verified_of
 from sglang_spec_ext.workers.extended import RECURRENT, SIMULATED, SpecExtWorker
 from sglang_spec_ext.workers.step import Step
 from sglang_spec_ext.workers.swap import Swap
@@ -36,6 +40,8 @@ class DFlashSteps(SpecExtWorker):
 
     _swaps: dict[int, Swap]
     _plain: Sequence[Any] | None = None  # the requests of the step at K = 0 that runs
+    _margins: MarginHead | None = None  # where budgets are verified
+    _ragged: RaggedTarget | None = None
     _first_blocks: Any = None  # FirstBlockRunner, on servers whose records travel
     draft_model_runner: Any
 
@@ -45,6 +51,9 @@ class DFlashSteps(SpecExtWorker):
         assert chosen is not None
         loop = self.spec_ext_start(chosen)
         self._swaps = {}
+        if loop.controller.estimator is not None:
+            self._margins = MarginHead(loop.controller.estimator)
+            self._ragged = RaggedTarget(self._target_worker, self._margins, int(self.block_size))
         runner = self.draft_model_runner
         if chosen.pd_transport != "off":
             from sglang_spec_ext.workers.dflash_first_block import FirstBlockRunner
@@ -77,7 +86,17 @@ class DFlashSteps(SpecExtWorker):
 
     def spec_ext_not_ragged(self) -> str | None:
         """See SpecExtWorker."""
-        return "SGLang's DFLASH step verifies one width, and its drafts have no confidence head"
+        return unserved(self)
+
+    def spec_ext_estimator(self, settings: ControllerSettings) -> MarginEstimator | None:
+        """See SpecExtWorker."""
+        return MarginEstimator(settings.max_k) if settings.verify is Verify.RAGGED else None
+
+    def spec_ext_prepare(self, batch: Any, step: Step) -> None:
+        """See SpecExtWorker."""
+        super().spec_ext_prepare(batch, step)
+        if self._ragged is not None:
+            self._ragged.expect(step, batch)
 
     def spec_ext_shape(self, step: Step) -> AbstractContextManager[None]:
         """See SpecExtWorker."""
@@ -86,7 +105,7 @@ class DFlashSteps(SpecExtWorker):
         if self._first_blocks is not None:
             self._first_blocks.expect(step.reqs, num_draft_tokens=self.spec_ext_max_k())
         if k == self.spec_ext_max_k():
-            return nullcontext()
+            return nullcontext() if step.decision.budget is None else Swap({"_target_worker": self._ragged}).on(self)
         if k not in self._swaps:
             self._swaps[k] = self._swap(k)
         return self._swaps[k].on(self)
@@ -115,11 +134,45 @@ class DFlashSteps(SpecExtWorker):
         start, shipped = loop.clock.now(), self._first_blocks
         if shipped is not None and shipped.all_shipped:
             return shipped.replace(kwargs["hidden_states"].new_empty(len(kwargs["hidden_states"]), dtype=torch.int64))
-        tokens = super()._greedy_sample_from_vocab_parallel_head(**kwargs)  # type: ignore[misc]
+        if self._margins is None:
+            tokens = super()._greedy_sample_from_vocab_parallel_head(**kwargs)  # type: ignore[misc]
+        else:
+            tokens = self._choose(self._margins, kwargs["hidden_states"], kwargs["lm_head"])
         if shipped is not None:
             tokens = shipped.replace(tokens)
+            if self._margins is not None and shipped.any_shipped:
+                self._margins.margins = None
         loop.draft_watch.add(start)
         return tokens
+
+    def _choose(self, head: MarginHead, hidden: torch.Tensor, lm_head: Any) -> torch.Tensor:
+        """Return the tokens [R * k] of a step at k, chosen among whole blocks for their margins; hidden [R * k, H]."""
+        runner = self.draft_model_runner
+        if not isinstance(runner, BlockDraftRunner):
+            return head.choose(hidden.unflatten(0, (-1, self.spec_ext_max_k())), lm_head).flatten()
+        if runner.k == 0:
+            return hidden.new_empty(0, dtype=torch.int64)
+        assert runner.hidden is not None
+        return head.choose(runner.hidden[:, 1:], lm_head)[:, : runner.k].flatten()
+
+    def _accept_block(self, *, candidates: torch.Tensor, **kwargs: Any) -> Any:
+        """Accept drafts of [R, width] candidates, at most as many as were verified."""
+        found = super()._accept_block(candidates=candidates, **kwargs)  # type: ignore[misc]
+        lengths = None if self._ragged is None else self._ragged.lengths
+        if lengths is None:
+            return found
+        accepted, _, bonus, _, _ = found
+        accepted, bonus = cut(candidates, accepted, bonus, lengths)
+        tokens, commit_lens = _commit_accept(candidates, accepted, bonus)
+        return accepted, commit_lens, bonus, tokens, None
+
+    def spec_ext_settle(self, step: Step) -> None:
+        """See SpecExtWorker."""
+        if self._margins is None or self._ragged is None:
+            return
+        margins, self._margins.margins = self._margins.margins, None
+        step.margins = None if margins is None else margins.cpu().numpy()
+        step.verified = verified_of(self._ragged.lengths)
 
     def _append_target_hidden_to_draft_kv_by_loc(self, **kwargs: Any) -> None:
         """Project the target's hidden states [N, H] into the draft's K/V; at K = 0 the backlog takes them."""

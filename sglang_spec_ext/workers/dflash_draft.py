@@ -37,7 +37,8 @@ class BlockDraftRunner:
     def __init__(self, runner: TimedRunner, worker: Any, k: int) -> None:
         self._runner = runner
         self._worker = worker
-        self._k = k
+        self.k = k
+        self.hidden: torch.Tensor | None = None  # [R, block, H] of the whole block drafted last
         self._block = int(worker.block_size)
         self._offsets = worker._block_pos_offsets
 
@@ -46,13 +47,14 @@ class BlockDraftRunner:
 
     def forward(self, forward_batch: Any) -> Any:
         """Return the hidden states [R * (K + 1), H] in the form of a model runner's output."""
-        bs, width = forward_batch.batch_size, self._k + 1
-        if self._k == 0:
+        bs, width = forward_batch.batch_size, self.k + 1
+        if self.k == 0:
             hidden = forward_batch.input_embeds  # one row a request, of which no token is drafted
         else:
             out = self._runner.forward(self._whole_block(forward_batch, bs, width))
             found = out.logits_output.hidden_states
-            hidden = found.view(bs, self._block, -1)[:, :width].reshape(bs * width, -1)
+            self.hidden = found.view(bs, self._block, -1)
+            hidden = self.hidden[:, :width].reshape(bs * width, -1)
         return SimpleNamespace(logits_output=SimpleNamespace(hidden_states=hidden), can_run_graph=False)
 
     def _whole_block(self, narrow: Any, bs: int, width: int) -> Any:

@@ -140,6 +140,11 @@ class FirstBlockRunner:
         """Whether nothing is left to draft in this step."""
         return bool(self._blocks) and len(self._blocks) == self._rows
 
+    @property
+    def any_shipped(self) -> bool:
+        """Whether this step has drafts that were not drafted here."""
+        return bool(self._blocks)
+
     def forward(self, forward_batch: Any) -> Any:
         """Run the draft, or return hidden states of the right shape that `replace` makes up for."""
         if self.all_shipped:

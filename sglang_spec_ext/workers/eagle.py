@@ -125,9 +125,9 @@ class EagleSteps(SpecExtWorker):
         self._seeds = Seeds(reqs, extend_together(self, self._first_of_backlog, rows))
         self._first_of_backlog = None
 
-    def spec_ext_keep_up(self, batch: Any, step: Step) -> None:
+    def spec_ext_prepare(self, batch: Any, step: Step) -> None:
         """See SpecExtWorker; a draft starts from the seeds of the extend."""
-        super().spec_ext_keep_up(batch, step)
+        super().spec_ext_prepare(batch, step)
         if step.decision.k and self._seeds is not None:
             self._seeds.place(batch.spec_info, step.reqs)
             self._seeds = None

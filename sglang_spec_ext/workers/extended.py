@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sglang_spec_ext.config import SpecExtConfig
+from sglang_spec_ext.control.calibration import MarginEstimator
 from sglang_spec_ext.control.controller import Controller
+from sglang_spec_ext.control.settings import ControllerSettings
 from sglang_spec_ext.errors import SpecExtError
 from sglang_spec_ext.metrics import NoMetrics
 from sglang_spec_ext.workers.backlog import STEPS, Backlog, Row, unserved
@@ -85,6 +87,10 @@ class SpecExtWorker:
         """Write the draft K/V of a backlog's rows, oldest step first."""
         raise NotImplementedError
 
+    def spec_ext_estimator(self, settings: ControllerSettings) -> MarginEstimator | None:
+        """Return what tells survival from margins, for a draft without a confidence head that verifies budgets."""
+        return None
+
     def spec_ext_start(self, chosen: SpecExtConfig) -> AdaptiveLoop:
         """Set up the loop and return it; called once, when the built-in worker has been built."""
         from sglang.srt.runtime_context import get_disagg, get_parallel
@@ -101,7 +107,10 @@ class SpecExtWorker:
         settings = controller_settings(chosen, max_k=self.spec_ext_max_k(), ranks=ranks.size)
         self.spec_ext_config = chosen
         self.spec_ext = AdaptiveLoop(
-            Controller(settings, None), clock=clock_for(self.device), ranks=ranks, metrics=NoMetrics()
+            Controller(settings, None, estimator=self.spec_ext_estimator(settings)),
+            clock=clock_for(self.device),
+            ranks=ranks,
+            metrics=NoMetrics(),
         )
         if not any(holds for holds, _ in self.spec_ext_pays_at_once()):
             self.spec_ext_backlog = Backlog(min(STEPS, settings.tiers[-1] + 1))
@@ -123,7 +132,7 @@ class SpecExtWorker:
             with self.spec_ext_shape(loop.join()):
                 return forward(batch, *args, **kwargs)
         step = loop.begin(batch)
-        self.spec_ext_keep_up(batch, step)
+        self.spec_ext_prepare(batch, step)
         with self.spec_ext_shape(step):
             result = forward(batch, *args, **kwargs)
         self.spec_ext_settle(step)
@@ -132,8 +141,8 @@ class SpecExtWorker:
             self.spec_ext_backlog.drop()  # the profiler runs this step again and again
         return result
 
-    def spec_ext_keep_up(self, batch: Any, step: Step) -> None:
-        """Write the backlog unless the row of the step about to run may join it."""
+    def spec_ext_prepare(self, batch: Any, step: Step) -> None:
+        """Make ready for a decided step: write the backlog unless the step's row may join it."""
         backlog = self.spec_ext_backlog
         if backlog is not None and (step.decision.k or not backlog.takes(step.reqs)):
             self.spec_ext_catch_up()

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sglang_spec_ext.records import Decision, IntArray, StepObservation
+from sglang_spec_ext.records import Decision, FloatArray, IntArray, StepObservation
 from sglang_spec_ext.workers.batch_view import alive
 from sglang_spec_ext.workers.clock import Clock
 
@@ -25,6 +25,7 @@ class Step:
     start: Any  # stamp of the clock
     verified: IntArray | None = None  # [R] draft tokens verified, where that differs by request
     confidences: Any = None  # tensor [R, gamma] on the host, perhaps still in flight
+    margins: FloatArray | None = None  # [R, gamma] of drafts without a confidence head
     draft: list[tuple[Any, Any]] = field(default_factory=list)  # stamps around each piece of drafting
     end: Any = None
     accepted: Sequence[int] | None = None  # [R]
@@ -61,4 +62,5 @@ class Step:
             step_s=self.seconds,
             request_ids=self.request_ids,
             confidences=confidences,
+            margins=self.margins,
         )

@@ -88,11 +88,20 @@ def assert_sampled_as_the_target(served, reference, sampling) -> None:
     assert statistic < sampling.LIMIT, f"chi-square {statistic:.1f}, counts {counts.int().tolist()}"
 
 
-def test_ragged_steps_change_no_token_and_no_distribution(adaptive_on, expected, reference, sampling) -> None:
+@pytest.mark.parametrize("algorithm", ["DSPARK", "DFLASH"])
+def test_ragged_steps_change_no_token_and_no_distribution(
+    algorithm, adaptive_on, expected, reference, sampling
+) -> None:
     """Budgets alone, for no K but the whole block is allowed, and each token costs what it costs here."""
-    flags = ("--speculative-algorithm", "DSPARK", "--spec-ext-verify", "ragged", "--spec-ext-tiers", "7")
+    flags = ("--speculative-algorithm", algorithm, "--spec-ext-verify", "ragged", "--spec-ext-tiers", "7")
     launcher = (sys.executable, str(Path(__file__).with_name("priced_server.py")))
-    with adaptive_on("blend-dspark", flags, {}, launcher) as served:
+    with adaptive_on(f"blend-{algorithm.lower()}", flags, {}, launcher) as served:
+        for _ in range(ROUNDS):
+            estimator = served.control.state()["estimator"]
+            if estimator is None or estimator["warm"]:  # a confidence head needs no warm-up
+                break
+            served.generate(prompts(3), tokens=TOKENS)
+        assert [reason.partition(":")[0] for reason in served.control.state()["inactive"]] == ["tiers lack 0"]
         for seed, answers in expected.items():
             assert [answer["output_ids"] for answer in served.generate(prompts(seed), tokens=TOKENS)] == answers
             for ids, tokens in zip(prompts(seed), answers, strict=True):
