@@ -88,8 +88,12 @@ def _with_template(tokenizer: Any, text: str) -> str:
 
 
 def level(prompts: Prompts, concurrency: int, *, waves: int, tokens: int, start: int) -> Phase:
-    """Return a steady load: equal answers, so that requests come and go together."""
-    return Phase(concurrency, prompts.take(concurrency * waves, start=start, max_tokens=(tokens,)))
+    """Return a steady load: answers of unequal lengths, the same for every setting.
+
+    Equal ones end together where nothing is drafted, so that the next prompts share one prefill, and one by one
+    elsewhere: a gift to plain decoding that no traffic makes.
+    """
+    return Phase(concurrency, prompts.take(concurrency * waves, start=start, max_tokens=list(_spread(tokens))))
 
 
 def shifting(prompts: Prompts, *, waves: int, tokens: int, start: int, largest: int) -> list[Phase]:
