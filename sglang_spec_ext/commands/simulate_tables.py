@@ -6,10 +6,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+MIN_WIDTH = 130  # of the widest table: a line too long for a terminal or a file is better than numbers cut short
+
 
 def show(simulation: str, result: dict[str, Any]) -> None:
     """Print the table of one simulation."""
     console = Console()
+    console.width = max(console.width, MIN_WIDTH)
     for table in _TABLES[simulation](result):
         console.print(table)
 
