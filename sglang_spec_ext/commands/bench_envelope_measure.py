@@ -14,6 +14,8 @@ from sglang_spec_ext.runtime import ControlError, SpecExt
 
 LOOK_EVERY_S = 1.0
 LEAD_IN_TOKENS = 8
+# What a controller that has forgotten everything gets to settle, in tokens of each request: six times its dwell.
+SETTLING_STEPS = 96
 SHIFTING = "shifting"
 
 
@@ -108,16 +110,18 @@ class Bench:
 
     def _level(self, setup: Setup, running: Running, concurrency: int, number: int) -> list[load.Answer]:
         amount, start = self.amount, self._start(number, concurrency)
-        # a controller that has forgotten everything gets one wave to settle; for the rest this only warms caches
-        lead = amount.tokens if setup.role in (Role.ADAPTIVE, Role.SHADOW) else LEAD_IN_TOKENS
+        # for a setting that has nothing to learn this only warms caches
+        learns, settling = setup.role in (Role.ADAPTIVE, Role.SHADOW), -(-SETTLING_STEPS // amount.tokens)
+        lead, waves = (amount.tokens, settling) if learns else (LEAD_IN_TOKENS, 1)
         began = time.monotonic()
-        wave = load.level(self.prompts, concurrency, waves=1, tokens=lead, start=start)
+        wave = load.level(self.prompts, concurrency, waves=waves, tokens=lead, start=start)
         tokens = sum(answer.tokens for answer in load.drive(running.url, [wave]))
         if concurrency not in self.waves:
             wave_s = (time.monotonic() - began) * concurrency * amount.tokens / tokens
             self.waves[concurrency] = max(1, round(amount.cell_s / wave_s))
         wanted = self.waves[concurrency]
-        phase = load.level(self.prompts, concurrency, waves=wanted, tokens=amount.tokens, start=start + concurrency)
+        start += settling * concurrency  # no prompt of any lead
+        phase = load.level(self.prompts, concurrency, waves=wanted, tokens=amount.tokens, start=start)
         return load.drive(running.url, [phase])
 
     def _shifting(self, setup: Setup, running: Running, number: int) -> list[load.Answer]:
