@@ -115,7 +115,9 @@ class EagleSteps(SpecExtWorker):
         if backlog is None:  # the user set SGLang's variable, and its cold recovery is meant
             return
         if not backlog.rows:
-            self._first_of_backlog = copy.copy(batch)
+            self._first_of_backlog = first = copy.copy(batch)
+            # SGLang's are freed on another stream than the one on which the backlog's pass reads them
+            first.seq_lens, first.req_pool_indices = batch.seq_lens.clone(), batch.req_pool_indices.clone()
         hidden = batch_output.logits_output.hidden_states
         backlog.add(list(batch.reqs), hidden, batch_output.next_token_ids, batch.out_cache_loc)
         self._seeds = None
