@@ -8,7 +8,7 @@ import argparse
 import asyncio
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from sglang_spec_ext.models.prompts import KINDS
 PER_KIND = 60  # all held-out prompts that there are
 SHIFTING = (1, 32, 4, 16, 1)  # requests in flight, phase by phase
 TIMEOUT_S = 1800.0  # of one load
-LENGTH_SPREAD = 0.5  # answers of the shifting load are this much shorter or longer, so that batches drain slowly
+LENGTH_SPREAD = 0.5  # answers are up to this much shorter or longer, so that requests end one by one
 
 
 class LoadFailed(SpecExtError):
@@ -93,12 +93,12 @@ def level(prompts: Prompts, concurrency: int, *, waves: int, tokens: int, start:
     Equal ones end together where nothing is drafted, so that the next prompts share one prefill, and one by one
     elsewhere: a gift to plain decoding that no traffic makes.
     """
-    return Phase(concurrency, prompts.take(concurrency * waves, start=start, max_tokens=list(_spread(tokens))))
+    return Phase(concurrency, prompts.take(concurrency * waves, start=start, max_tokens=_spread(tokens)))
 
 
 def shifting(prompts: Prompts, *, waves: int, tokens: int, start: int, largest: int) -> list[Phase]:
     """Return the shifting load; a phase of one request at a time is as long as four waves of the others."""
-    lengths = list(_spread(tokens))
+    lengths = _spread(tokens)
     phases = []
     for bound in SHIFTING:
         concurrency = min(bound, largest)
@@ -108,10 +108,9 @@ def shifting(prompts: Prompts, *, waves: int, tokens: int, start: int, largest: 
     return phases
 
 
-def _spread(tokens: int) -> Iterator[int]:
+def _spread(tokens: int) -> list[int]:
     rng = random.Random(0)  # noqa: S311 - lengths, the same for every setting
-    for _ in range(64):
-        yield round(tokens * rng.uniform(1.0 - LENGTH_SPREAD, 1.0 + LENGTH_SPREAD))
+    return [round(tokens * rng.uniform(1.0 - LENGTH_SPREAD, 1.0 + LENGTH_SPREAD)) for _ in range(64)]
 
 
 def drive(url: str, phases: Sequence[Phase]) -> list[Answer]:

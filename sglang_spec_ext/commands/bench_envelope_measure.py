@@ -15,7 +15,7 @@ from sglang_spec_ext.runtime import ControlError, SpecExt
 LOOK_EVERY_S = 1.0
 LEAD_IN_TOKENS = 8
 # What a controller that has forgotten everything gets to settle, in tokens of each request: six times its dwell.
-SETTLING_STEPS = 96
+SETTLING_TOKENS = 96
 SHIFTING = "shifting"
 
 
@@ -111,7 +111,7 @@ class Bench:
     def _level(self, setup: Setup, running: Running, concurrency: int, number: int) -> list[load.Answer]:
         amount, start = self.amount, self._start(number, concurrency)
         # for a setting that has nothing to learn this only warms caches
-        learns, settling = setup.role in (Role.ADAPTIVE, Role.SHADOW), -(-SETTLING_STEPS // amount.tokens)
+        learns, settling = setup.role in (Role.ADAPTIVE, Role.SHADOW), -(-SETTLING_TOKENS // amount.tokens)
         lead, waves = (amount.tokens, settling) if learns else (LEAD_IN_TOKENS, 1)
         began = time.monotonic()
         wave = load.level(self.prompts, concurrency, waves=waves, tokens=lead, start=start)

@@ -71,6 +71,11 @@ class Controller:
         self._probe_step = -1
         self._probed_k = 0
 
+    def price(self, table: CostTable) -> None:
+        """Take a cost table, measured after this was made, and start anew; settings, scaling and estimator stay."""
+        self.cost = LiveCost(table)
+        self._start()
+
     # observing
 
     def observe(self, observation: StepObservation) -> None:

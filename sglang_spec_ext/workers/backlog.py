@@ -6,11 +6,11 @@ hidden state. A pass over eight tokens costs little more than one over a single 
 
 They are written before anything but a step at K = 0 of the same requests runs. So nothing reads draft K/V that is
 not there, and a slot which was freed and given out again is written by its new owner after us, not before: between
-two forwards nobody writes draft K/V. Where somebody does (see `unserved`), each step pays at once. SGLang sets the
+two forwards nobody writes draft K/V. Where somebody does (`others_write`), each step pays at once. SGLang sets the
 same bounds for its one-step form (speculative/dspark_components/dspark_deferred_commit.py).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ class Backlog:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity  # steps
-        self.reqs: Sequence[Any] = ()
+        self.reqs: Sequence[Any] = ()  # of the step about to run, and of the rows
         self.rows: list[Row] = []
         self.deferred = 0  # steps whose rows waited
         self.passes = 0  # times that rows were written
@@ -34,9 +34,12 @@ class Backlog:
         """Return whether the rows of a step of these requests may join."""
         return not self.rows or (len(self.rows) < self.capacity and self.reqs == reqs)
 
-    def add(self, reqs: Sequence[Any], *row: torch.Tensor) -> None:
-        """Keep copies of a step's tensors, one row a request: SGLang and its graphs reuse their buffers each step."""
+    def expect(self, reqs: Sequence[Any]) -> None:
+        """Say whose step runs next; rows of others must have been taken."""
         self.reqs = reqs
+
+    def add(self, *row: torch.Tensor) -> None:
+        """Keep copies of a step's tensors, one row a request: SGLang and its graphs reuse their buffers each step."""
         self.rows.append(tuple(part.clone() for part in row))
         self.deferred += 1
 
@@ -60,13 +63,15 @@ def joined(rows: list[Row]) -> Row:
     return tuple(torch.cat(parts) for parts in zip(*rows, strict=True))
 
 
-def unserved() -> Iterator[tuple[bool, str]]:
-    """Yield (holds, reason) for what writes or moves draft K/V between two forwards of this worker."""
+def others_write() -> bool:
+    """Return whether draft K/V is written or moved between two forwards of a worker, or written by ranks together."""
     from sglang.srt.runtime_context import get_disagg, get_memory, get_parallel
 
     memory = get_memory()
-    yield get_disagg().disaggregation_mode != "null", "KV transfers write into slots that were just freed"
-    yield memory.enable_hierarchical_cache, "the hierarchical cache moves draft K/V"
-    yield memory.hicache_storage_backend is not None, "the hierarchical cache moves draft K/V"
-    yield memory.enable_unified_memory, "unified memory moves slots"
-    yield bool(get_parallel().attn_dp_enabled), "ranks of attention data parallelism run each draft pass together"
+    return bool(
+        get_disagg().disaggregation_mode != "null"  # transfers write into slots that were just freed
+        or memory.enable_hierarchical_cache
+        or memory.hicache_storage_backend is not None
+        or memory.enable_unified_memory
+        or get_parallel().attn_dp_enabled  # its ranks run each draft pass together
+    )

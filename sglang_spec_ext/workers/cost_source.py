@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from sglang_spec_ext.config import ConfigError
-from sglang_spec_ext.control.controller import Controller
 from sglang_spec_ext.control.cost import CostTable
 from sglang_spec_ext.control.cost_files import load_cost_table, save_cost_table
 from sglang_spec_ext.control.curve import CostTableError
@@ -43,7 +42,7 @@ def prepare(scheduler: Any) -> None:
         if found is None:
             return
         table, source = found
-    loop.controller = Controller(loop.controller.settings, table, estimator=loop.controller.estimator)
+    loop.controller.price(table)
     worker.spec_ext_profile = source
 
 

@@ -39,9 +39,9 @@ class DFlashSteps(SpecExtWorker):
     """Mixed in before SGLang's DFlashWorkerV2."""
 
     _swaps: dict[int, Swap]
-    _plain: Sequence[Any] | None = None  # the requests of the step at K = 0 that runs
     _margins: MarginHead | None = None  # where budgets are verified
     _ragged: RaggedTarget | None = None
+    _budget: Swap  # of a step with one
     _first_blocks: Any = None  # FirstBlockRunner, on servers whose records travel
     draft_model_runner: Any
 
@@ -54,6 +54,7 @@ class DFlashSteps(SpecExtWorker):
         if loop.controller.estimator is not None:
             self._margins = MarginHead(loop.controller.estimator)
             self._ragged = RaggedTarget(self._target_worker, self._margins, int(self.block_size))
+            self._budget = Swap({"_target_worker": self._ragged})
         runner = self.draft_model_runner
         if chosen.pd_transport != "off":
             from sglang_spec_ext.workers.dflash_first_block import FirstBlockRunner
@@ -101,11 +102,10 @@ class DFlashSteps(SpecExtWorker):
     def spec_ext_shape(self, step: Step) -> AbstractContextManager[None]:
         """See SpecExtWorker."""
         k = step.decision.k
-        self._plain = None if k or self.spec_ext_backlog is None else step.reqs
         if self._first_blocks is not None:
             self._first_blocks.expect(step.reqs, num_draft_tokens=self.spec_ext_max_k())
         if k == self.spec_ext_max_k():
-            return nullcontext() if step.decision.budget is None else Swap({"_target_worker": self._ragged}).on(self)
+            return nullcontext() if step.decision.budget is None else self._budget.on(self)
         if k not in self._swaps:
             self._swaps[k] = self._swap(k)
         return self._swaps[k].on(self)
@@ -176,12 +176,11 @@ class DFlashSteps(SpecExtWorker):
 
     def _append_target_hidden_to_draft_kv_by_loc(self, **kwargs: Any) -> None:
         """Project the target's hidden states [N, H] into the draft's K/V; at K = 0 the backlog takes them."""
-        plain, self._plain = self._plain, None
-        if plain is None or self.spec_ext_backlog is None:
+        if self.spec_ext_backlog is None or int(self.block_size) > 1:  # a step at K = 0 is one of block size 1
             super()._append_target_hidden_to_draft_kv_by_loc(**kwargs)  # type: ignore[misc]
             return
         hidden, locs, positions = (kwargs[name] for name in ("target_hidden", "cache_loc", "positions"))
-        self.spec_ext_backlog.add(plain, hidden[: len(locs)], locs, positions)  # padding may follow
+        self.spec_ext_backlog.add(hidden[: len(locs)], locs, positions)  # padding may follow
 
     def spec_ext_write(self, reqs: Sequence[Any], rows: list[Row]) -> None:
         """See SpecExtWorker."""

@@ -134,7 +134,6 @@ def verified_of(lengths: torch.Tensor | None) -> Any:
 
 def unserved(worker: Any) -> str | None:
     """Return why this DFLASH worker cannot verify a budget, or None."""
-    from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead
     from sglang.srt.platforms import current_platform
     from sglang.srt.runtime_context import get_parallel
     from sglang.srt.speculative.dflash_utils import is_dense_head_weight
@@ -146,7 +145,7 @@ def unserved(worker: Any) -> str | None:
     head = getattr(worker.target_worker.model_runner.model, "lm_head", None)
     if not is_dense_head_weight(getattr(head, "weight", None)):
         return "margins need a dense lm_head"
-    if isinstance(head, ParallelLMHead) and head.shard_indices.num_added_elements:
+    if hasattr(head, "shard_indices") and head.shard_indices.num_added_elements:
         return "margins are read from the base vocabulary, and this lm_head has added tokens"
     if worker._is_domino or worker.selector is not None or worker.lilicorr is not None:
         return "this draft chooses its tokens otherwise than by its likeliest"

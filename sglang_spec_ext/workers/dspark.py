@@ -24,7 +24,6 @@ class DSparkSteps(SpecExtWorker):
     """Mixed in before SGLang's DSparkWorkerV2."""
 
     _swaps: dict[int, Swap]
-    _plain: DeferringInjector | None = None  # of steps at K = 0
     _proposer: Any
     _verify_planner: Any
 
@@ -83,8 +82,6 @@ class DSparkSteps(SpecExtWorker):
             return nullcontext()
         if decision.k not in self._swaps:
             self._swaps[decision.k] = self._swap(decision.k)
-        if self._plain is not None:
-            self._plain.reqs = step.reqs
         return self._swaps[decision.k].on(self)
 
     def _swap(self, k: int) -> Swap:
@@ -111,8 +108,7 @@ class DSparkSteps(SpecExtWorker):
         windowed = hasattr(pool, "full_to_swa_index_mapping")  # its slots are given away while requests run
         if k or windowed or self.spec_ext_backlog is None:
             return self._kv_injector
-        self._plain = DeferringInjector(self._kv_injector, self.spec_ext_backlog)
-        return self._plain
+        return DeferringInjector(self._kv_injector, self.spec_ext_backlog)
 
     def _executor(self, width: int, injector: Any) -> Any:
         from sglang.srt.runtime_context import get_spec

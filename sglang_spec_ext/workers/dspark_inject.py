@@ -1,6 +1,5 @@
 """DSPARK's projection of the target's hidden states into the draft's K/V, left to the backlog."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ class DeferringInjector:
     def __init__(self, injector: Any, backlog: Backlog) -> None:
         self._injector = injector
         self._backlog = backlog
-        self.reqs: Sequence[Any] = ()  # of the step that runs
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._injector, name)
@@ -23,4 +21,4 @@ class DeferringInjector:
         self, *, target_hidden: torch.Tensor, cache_loc: torch.Tensor, positions: torch.Tensor, **_: Any
     ) -> None:
         """Keep the hidden states [R, H] of a step for a later pass."""
-        self._backlog.add(self.reqs, target_hidden[: len(positions)], cache_loc, positions)
+        self._backlog.add(target_hidden[: len(positions)], cache_loc, positions)

@@ -98,15 +98,17 @@ class EagleSteps(SpecExtWorker):
             self._policy.steps = step.decision.k
         return nullcontext()
 
-    def spec_ext_pays_at_once(self) -> Iterator[tuple[bool, str]]:
+    def spec_ext_pays_at_once(self) -> bool:
         """See SpecExtWorker."""
         from sglang.srt.runtime_context import get_spec
 
         draft = self.draft_worker
-        yield from super().spec_ext_pays_at_once()
-        yield bool(get_spec().speculative_use_rejection_sampling), "rejection sampling keeps a row of probabilities"
-        yield bool(draft.seed_dsa_topk_from_draft_extend), "the draft's sparse attention is seeded by each step"
-        yield bool(draft.draft_runner.model_config.model_is_mrope), "positions of images are known to their step alone"
+        return bool(
+            super().spec_ext_pays_at_once()
+            or get_spec().speculative_use_rejection_sampling  # the next draft needs a row of probabilities, too
+            or draft.seed_dsa_topk_from_draft_extend  # each step seeds the draft's sparse attention
+            or draft.draft_runner.model_config.model_is_mrope  # positions of images are known to their step alone
+        )
 
     def _stub_skipped_draft_extend(self, batch: Any, batch_output: Any) -> None:
         """Leave the extension over the verified token [R] to the backlog."""
@@ -119,7 +121,7 @@ class EagleSteps(SpecExtWorker):
             # SGLang's are freed on another stream than the one on which the backlog's pass reads them
             first.seq_lens, first.req_pool_indices = batch.seq_lens.clone(), batch.req_pool_indices.clone()
         hidden = batch_output.logits_output.hidden_states
-        backlog.add(list(batch.reqs), hidden, batch_output.next_token_ids, batch.out_cache_loc)
+        backlog.add(hidden, batch_output.next_token_ids, batch.out_cache_loc)
         self._seeds = None
 
     def spec_ext_write(self, reqs: Sequence[Any], rows: list[Row]) -> None:

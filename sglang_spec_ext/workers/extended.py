@@ -18,7 +18,7 @@ from sglang_spec_ext.control.controller import Controller
 from sglang_spec_ext.control.settings import ControllerSettings
 from sglang_spec_ext.errors import SpecExtError
 from sglang_spec_ext.metrics import NoMetrics
-from sglang_spec_ext.workers.backlog import STEPS, Backlog, Row, unserved
+from sglang_spec_ext.workers.backlog import STEPS, Backlog, Row, others_write
 from sglang_spec_ext.workers.clock import clock_for
 from sglang_spec_ext.workers.loop import AdaptiveLoop
 from sglang_spec_ext.workers.settings import controller_settings
@@ -79,9 +79,9 @@ class SpecExtWorker:
     def spec_ext_settle(self, step: Step) -> None:
         """Note in the step what is known now that it was launched."""
 
-    def spec_ext_pays_at_once(self) -> Iterator[tuple[bool, str]]:
-        """Yield (holds, reason) for what lets no step at K = 0 leave its draft K/V to a later one."""
-        return unserved()
+    def spec_ext_pays_at_once(self) -> bool:
+        """Return whether no step at K = 0 may leave its draft K/V to a later one."""
+        return others_write()
 
     def spec_ext_write(self, reqs: Sequence[Any], rows: list[Row]) -> None:
         """Write the draft K/V of a backlog's rows, oldest step first."""
@@ -112,7 +112,7 @@ class SpecExtWorker:
             ranks=ranks,
             metrics=NoMetrics(),
         )
-        if not any(holds for holds, _ in self.spec_ext_pays_at_once()):
+        if not self.spec_ext_pays_at_once():
             self.spec_ext_backlog = Backlog(min(STEPS, settings.tiers[-1] + 1))
         return self.spec_ext
 
@@ -144,8 +144,11 @@ class SpecExtWorker:
     def spec_ext_prepare(self, batch: Any, step: Step) -> None:
         """Make ready for a decided step: write the backlog unless the step's row may join it."""
         backlog = self.spec_ext_backlog
-        if backlog is not None and (step.decision.k or not backlog.takes(step.reqs)):
+        if backlog is None:
+            return
+        if step.decision.k or not backlog.takes(step.reqs):
             self.spec_ext_catch_up()
+        backlog.expect(step.reqs)
 
     def spec_ext_catch_up(self) -> None:
         """Write the rows that steps at K = 0 left; counted as drafting."""

@@ -28,11 +28,12 @@ def test_rows_of_other_requests_or_too_many_do_not_join() -> None:
     reqs, others = [object(), object()], [object()]
     assert backlog.takes(reqs)
     buffer = torch.tensor([1, 2])
-    backlog.add(reqs, buffer)
+    backlog.expect(reqs)
+    backlog.add(buffer)
     buffer.fill_(9)  # SGLang's next step
     assert backlog.takes(list(reqs))
     assert not backlog.takes(others)
-    backlog.add(reqs, torch.tensor([3, 4]))
+    backlog.add(torch.tensor([3, 4]))
     assert not backlog.takes(reqs), "it is full"
     assert joined(backlog.take())[0].tolist() == [1, 2, 3, 4]
     assert backlog.takes(others)
@@ -67,17 +68,17 @@ def steps_taken(answers: list[dict]) -> list[int]:
 @pytest.mark.engine
 @pytest.mark.timeout(900)
 def test_what_plain_decoding_left_in_the_cache_serves_drafts_as_a_prefill_does(adaptive) -> None:
-    """Answers made at K = 0, by requests that end in different steps, become prompts whose K/V are all cached."""
+    """Answers made at K = 0 become prompts whose K/V are all cached."""
     control = adaptive.control
     control.pin(0)
     before = control.state()["backlog"]
-    plain = adaptive.generate(PROMPTS, tokens=TOKENS) + [
-        adaptive.generate(ids, tokens=TOKENS - number)[0] for number, ids in enumerate(PROMPTS[:3])
-    ]
+    plain = adaptive.generate(PROMPTS, tokens=TOKENS)
+    for number, ids in enumerate(PROMPTS[:3]):  # alone, and ended at other places between two passes
+        adaptive.generate(ids, tokens=TOKENS - number)
     after = control.state()["backlog"]
     deferred = after["deferred_steps"] - before["deferred_steps"]
     assert 0 < after["passes"] - before["passes"] <= deferred / after["capacity"] + 10
-    longer = [ids + answer["output_ids"] for ids, answer in zip(PROMPTS, plain, strict=False)]
+    longer = [ids + answer["output_ids"] for ids, answer in zip(PROMPTS, plain, strict=True)]
 
     control.pin(max(control.state()["tiers"]))
     cached = adaptive.generate(longer)
