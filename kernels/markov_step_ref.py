@@ -15,28 +15,33 @@ def markov_step_ref(
     temperatures: torch.Tensor | None,
     gumbel: "GumbelKey | torch.Tensor | None",
     logits_out: torch.Tensor | None,
+    statistics: bool = True,
 ) -> MarkovStep:
     """See `markov_step`; the arguments have been checked there, and R >= 1."""
-    num_requests, vocab_size = base_logits.shape
     known = (prev_tokens >= 0) & (prev_tokens < w1.shape[0])
     latent = w1[torch.where(known, prev_tokens, 0)] * known[:, None]
-    logits = base_logits.float() + torch.nn.functional.linear(latent, w2).float()
+    logits = base_logits.float() + torch.nn.functional.linear(latent, w2)
     if logits_out is not None:
         logits_out.copy_(logits)
-    features = margin_features_ref(logits)
-    tokens, log_sum_exps = features.top_ids, features.log_sum_exps
-    chosen = logits.gather(1, tokens[:, None]).squeeze(1)
+        logits = logits_out.float()
+    scale, keys = None, logits
     if temperatures is not None:
         sampled = temperatures > 0
-        scale = torch.where(sampled, temperatures, 1.0)
-        if isinstance(gumbel, GumbelKey):
-            gumbel = gumbel_noise(
-                num_requests, vocab_size, key=gumbel.key, offset=gumbel.offset, step=gumbel.step
-            )
-        assert gumbel is not None
-        scaled = logits / scale[:, None]
-        drawn = (scaled + gumbel).max(dim=1).indices
-        tokens = torch.where(sampled, drawn, tokens)
-        chosen = scaled.gather(1, tokens[:, None]).squeeze(1)
-        log_sum_exps = torch.logsumexp(scaled, dim=1)
-    return MarkovStep(tokens, chosen - log_sum_exps, features.margins, log_sum_exps)
+        scale = torch.where(sampled, temperatures, 1.0)[:, None]
+        noise = _noise(gumbel, logits)
+        keys = logits / scale + torch.where(sampled[:, None], noise, 0.0)
+    tokens = keys.max(dim=1).indices  # NaN counts as largest
+    if not statistics:
+        return MarkovStep(tokens, None, None, None)
+    scaled = logits if scale is None else logits / scale
+    log_sum_exps = torch.logsumexp(scaled, dim=1)
+    log_probs = scaled.gather(1, tokens[:, None]).squeeze(1) - log_sum_exps
+    return MarkovStep(tokens, log_probs, margin_features_ref(logits).margins, log_sum_exps)
+
+
+def _noise(gumbel: "GumbelKey | torch.Tensor | None", logits: torch.Tensor) -> torch.Tensor:
+    if isinstance(gumbel, GumbelKey):
+        rows, columns = logits.shape
+        return gumbel_noise(rows, columns, key=gumbel.key, offset=gumbel.offset, step=gumbel.step)
+    assert gumbel is not None
+    return gumbel

@@ -81,15 +81,18 @@ def _markov_tile_kernel(
     bias = tl.zeros([TILE_R, TILE_V], tl.float32)
     for k in range(0, RANK, TILE_K):
         ks = k + tl.arange(0, TILE_K)
-        latent = tl.load(w1_ptr + prev[:, None] * w1_stride + ks[None, :], mask=known[:, None], other=0.0)
+        inner = ks < RANK
+        latent_mask = known[:, None] & inner[None, :]
+        latent = tl.load(w1_ptr + prev[:, None] * w1_stride + ks[None, :], mask=latent_mask, other=0.0)
         w2_tile_ptr = w2_ptr + columns.to(tl.int64)[None, :] * w2_stride + ks[:, None]
-        w2 = tl.load(w2_tile_ptr, mask=real_column[None, :], other=0.0)
+        w2 = tl.load(w2_tile_ptr, mask=real_column[None, :] & inner[:, None], other=0.0)
         bias = tl.dot(latent, w2, bias, input_precision="ieee")
     base = tl.load(base_ptr + wide_rows[:, None] * base_stride + columns[None, :], mask=inside, other=0.0)
     logits = base.to(tl.float32) + bias.to(w2_ptr.dtype.element_ty).to(tl.float32)
     if logits_out_ptr is not None:
         out = logits.to(logits_out_ptr.dtype.element_ty)
         tl.store(logits_out_ptr + wide_rows[:, None] * logits_out_stride + columns[None, :], out, mask=inside)
+        logits = out.to(tl.float32)  # what is drawn from is what rejection will read
 
     is_nan = (logits != logits) & inside  # noqa: PLR0124
     first_nan = tl.min(tl.where(is_nan, columns[None, :], _NO_COLUMN), axis=1)
@@ -188,15 +191,14 @@ def markov_step_triton(
     temperatures: torch.Tensor | None,
     gumbel: "GumbelKey | torch.Tensor | None",
     logits_out: torch.Tensor | None,
+    statistics: bool = True,  # noqa: ARG001 - they come with the tiles
 ) -> MarkovStep:
     """See `markov_step`; the arguments have been checked there, and R >= 1."""
     num_requests, vocab_size = base_logits.shape
     device = base_logits.device
     rank = w1.shape[1]
     num_tiles = triton.cdiv(vocab_size, _TILE_V)
-    tile_r = min(
-        max(triton.next_power_of_2(num_requests), 16), 64
-    )  # a tensor-core product takes 16 rows or more
+    tile_r = min(max(triton.next_power_of_2(num_requests), 16), 64)  # a tensor-core product takes 16 rows or more
     records = torch.empty((num_requests, num_tiles, _RECORD.value), dtype=torch.float32, device=device)
     philox = gumbel if isinstance(gumbel, GumbelKey) else None
     noise = gumbel if isinstance(gumbel, torch.Tensor) else None
@@ -224,7 +226,7 @@ def markov_step_triton(
         RANK=rank,
         TILE_R=tile_r,
         TILE_V=_TILE_V,
-        TILE_K=next(k for k in (64, 32, 16) if rank % k == 0),
+        TILE_K=next((k for k in (64, 32, 16) if rank % k == 0), 32),
         num_warps=4 if tile_r <= 16 else 8,
     )
     outputs = [torch.empty(num_requests, dtype=torch.float32, device=device) for _ in range(3)]

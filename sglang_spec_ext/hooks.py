@@ -108,6 +108,15 @@ ACTIVE_HOOKS = (
         "https://github.com/sgl-project/sglang/pull/23991",
     ),
     Hook(
+        "sglang.srt.managers.min_free_slots_delayer.resolve_min_free_slots",
+        "around",
+        "sglang_spec_ext.workers.admission:admit_at_once",
+        "active",
+        "keeps slots empty with DFLASH and DSPARK, at K = 0 too; in adaptive mode free ones are filled at once",
+        "SGLang admits at once unless asked to wait",
+        ("user_value", "max_running_requests", "is_dflash_family"),
+    ),
+    Hook(
         f"{_STATE}.get_internal_state",
         "after",
         "sglang_spec_ext.workers.runtime_control:add_state",

@@ -109,6 +109,18 @@ CPU_HOOKS = (
         ("self", "pool"),
     ),
     Hook(
+        f"{_SPEC}.dspark_components.dspark_draft._draft_step",
+        "around",
+        "sglang_spec_ext.cpu.draft_step:draft_step",
+        "cpu",
+        "makes a Markov step of a dozen tensor operations; ours is one call of kernels.markov_step",
+        "SGLang's Markov step is one kernel on a CPU",
+        (
+            "markov_head", "prev_tokens", "base_logits", "hidden_states", "state", "temperatures", "noise", "step",
+            "logits_out",
+        ),
+    ),
+    Hook(
         f"{_OPS}.dspark.markov_sample._philox",
         "replace",
         "sglang_spec_ext.cpu.draft_noise:random_words",

@@ -1,8 +1,8 @@
 """The noise with which DSPARK samples its draft tokens, at a price that a CPU can pay.
 
-Stands in for `_philox` of `kernels/ops/speculative/dspark/markov_sample.py`, whose torch form makes each random word
-from some two hundred tensor operations, and decides beside it whether a step needs noise at all. Of a step at batch 1
-that was a quarter.
+`gumbel` serves our own Markov step (draft_step.py). For heads that SGLang samples from, the rest stands in for
+`_philox` of `kernels/ops/speculative/dspark/markov_sample.py`, whose torch form makes each random word from some two
+hundred tensor operations, and decides whether a step needs noise at all. Of a step at batch 1 that was a quarter.
 """
 
 from collections.abc import Callable
@@ -14,6 +14,15 @@ _WORD = 2**32
 _STEP, _OFFSET = 0xC2B2AE3D27D4EB4F, 0x9E3779B97F4A7C15  # odd, so that neighbours get seeds far apart
 
 
+def gumbel(key: int, step: int, offset: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """Return Gumbel noise [rows, columns] float32, which follows from the arguments alone, so that ranks agree."""
+    generator = _generator(key, step, int(offset))
+    # in double, since the smallest of fifty thousand decides; torch's own exponential takes three times as long
+    uniform = torch.rand(rows, columns, dtype=torch.float64, generator=generator).float()
+    exponential = uniform.neg_().log1p_().neg_()
+    return exponential.log_().neg_()
+
+
 def random_words(
     key: int, quads: torch.Tensor, rows: torch.Tensor, step: torch.Tensor, offset: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
@@ -21,12 +30,17 @@ def random_words(
 
     They follow from the arguments alone, so that ranks agree, and a shard draws what the whole vocabulary would.
     """
-    generator = torch.Generator()
-    generator.manual_seed((key ^ (int(step) * _STEP) ^ (int(offset) * _OFFSET)) % 2**63)
+    generator = _generator(key, int(step), int(offset))
     last = int(quads.max()) + 1
     # quads lead: a shard of the vocabulary that ends early draws the same beginning
     words = torch.randint(_WORD, (last, len(rows), 4), generator=generator)
     return words[quads[0]].permute(2, 1, 0).unbind(0)
+
+
+def _generator(key: int, step: int, offset: int) -> torch.Generator:
+    generator = torch.Generator()
+    generator.manual_seed((key ^ (step * _STEP) ^ (offset * _OFFSET)) % 2**63)
+    return generator
 
 
 def only_where_sampled(

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 TYPICAL_ROWS = 8  # what the layout is chosen for: a block of draft tokens; other sizes use it as well
-_ATTRIBUTE = "_spec_ext_packed"
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor | None:
@@ -37,16 +36,32 @@ def served() -> bool:
 
 def _packed(weight: torch.Tensor) -> torch.Tensor | None:
     """Return the weight in oneDNN's layout, made on first use and again when the weight was written to."""
-    usable = weight.dtype is torch.bfloat16 and weight.dim() == 2 and not weight.is_inference()
-    if not usable or not served():  # an inference tensor does not tell that it was written to
+    if weight.dtype is not torch.bfloat16 or weight.dim() != 2 or not served():
+        return None
+    return kept_with(weight, "_spec_ext_packed", _reordered)
+
+
+def _reordered(weight: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), TYPICAL_ROWS)
+    return found
+
+
+def kept_with(
+    weight: torch.Tensor, name: str, make: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor | None:
+    """Return what `make` makes of a weight, kept as its attribute and made again when the weight was written to.
+
+    None for an inference tensor, which does not tell that it was written to.
+    """
+    if weight.is_inference():
         return None
     state = (weight._version, weight.data_ptr())
-    kept = getattr(weight, _ATTRIBUTE, None)
+    kept = getattr(weight, name, None)
     if kept is None or kept[0] != state:
-        kept = (state, torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), TYPICAL_ROWS))
-        setattr(weight, _ATTRIBUTE, kept)
-    packed: torch.Tensor = kept[1]
-    return packed
+        kept = (state, make(weight.detach()))
+        setattr(weight, name, kept)
+    found: torch.Tensor = kept[1]
+    return found
 
 
 def linear(

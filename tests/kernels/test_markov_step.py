@@ -9,11 +9,12 @@ from sglang_spec_ext.kernels.gumbel import _philox, gumbel_noise
 from sglang_spec_ext.kernels.markov_step import GumbelKey, markov_step
 
 
+@pytest.mark.parametrize("rank", [1, 28, 32])
 @pytest.mark.parametrize("noise", ["greedy", "given"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_equals_the_full_softmax_row_by_row(dtype, noise):
+def test_equals_the_full_softmax_row_by_row(dtype, noise, rank):
     """Token, log-probability, margin and log-sum-exp from explicit biased logits."""
-    case = markov_case(9, 301, 32, dtype=dtype, noise=noise, seed=1)
+    case = markov_case(9, 301, rank, dtype=dtype, noise=noise, seed=1)
     got = markov_step(**case)
     for row in range(9):
         prev = int(case["prev_tokens"][row])
@@ -38,6 +39,37 @@ def test_equals_the_full_softmax_row_by_row(dtype, noise):
         assert float(got.log_sum_exps[row]) == pytest.approx(float(scaled.logsumexp(0)), abs=2e-5)
         if case["logits_out"] is not None:
             assert torch.equal(case["logits_out"][row], logits.float())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_draws_from_what_it_writes_down(temperature):
+    """Logits kept in bfloat16 are what rejection takes q from, so the draw is from them as they were rounded."""
+    generator = torch.Generator().manual_seed(3)
+    base, kept = torch.randn(64, 997, generator=generator), torch.empty(64, 997, dtype=torch.bfloat16)
+    noise = -torch.empty(64, 997).exponential_(generator=generator).log()
+    got = markov_step(
+        base,
+        torch.full((64,), -1),
+        w1=torch.zeros(1, 4),
+        w2=torch.zeros(997, 4),
+        temperatures=torch.full((64,), temperature),
+        gumbel=noise,
+        logits_out=kept,
+    )
+    assert torch.equal(kept, base.bfloat16())
+    scaled = kept.float() / (temperature or 1.0)
+    assert torch.equal(got.tokens, (scaled + noise if temperature else scaled).argmax(1))
+    assert not torch.equal(kept.float().argmax(1), base.argmax(1))  # else rounding could be left out unnoticed
+    torch.testing.assert_close(got.log_probs, scaled.log_softmax(1).gather(1, got.tokens[:, None]).squeeze(1))
+
+
+@pytest.mark.parametrize("noise", ["greedy", "given"])
+def test_without_statistics_the_tokens_are_the_same(noise):
+    """Only what is asked for is made."""
+    case = markov_case(9, 301, 28, dtype=torch.float32, noise=noise, seed=1)
+    got = markov_step(**case, statistics=False)
+    assert torch.equal(got.tokens, markov_step(**case).tokens)
+    assert (got.log_probs, got.margins, got.log_sum_exps) == (None, None, None)
 
 
 def test_philox_known_answers():
@@ -95,12 +127,11 @@ def test_empty_batches_and_refusals():
     """R = 0 is empty; each wrong argument is named."""
     case = markov_case(4, 33, 16, dtype=torch.float32, noise="given", seed=0)
     none = case | {
-        name: case[name][:0]
-        for name in ("base_logits", "prev_tokens", "temperatures", "gumbel", "logits_out")
+        name: case[name][:0] for name in ("base_logits", "prev_tokens", "temperatures", "gumbel", "logits_out")
     }
     assert markov_step(**none).tokens.shape == (0,)
     wrong = {
-        "multiple of 16": {"w1": torch.zeros(11, 8), "w2": torch.zeros(33, 8)},
+        "w1 must have at least one column": {"w1": torch.zeros(11, 0), "w2": torch.zeros(33, 0)},
         r"w2 must have shape \[33, 16\]": {"w2": torch.zeros(32, 16)},
         "gumbel must be given": {"gumbel": None},
         "gumbel must be None without temperatures": {"temperatures": None},
