@@ -46,7 +46,7 @@ def draft_step(
     sampled = logits_out is not None and bool((temperatures != 0).any())
     drawn = markov_step(
         base_logits,
-        prev_tokens,
+        prev_tokens.contiguous(),  # the first position's are a column of the block
         w1=w1,
         w2=w2,
         temperatures=temperatures if sampled else None,

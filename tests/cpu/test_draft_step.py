@@ -28,6 +28,7 @@ def head_of(vocab_size: int, dtype: torch.dtype) -> VanillaMarkov:
 def step_of(head, base, prev, *, temperature=None, offset=0, step=3, original=None):
     """Run one position; greedy without kept logits unless a temperature is given. Returns tokens and kept logits."""
     kept = None if temperature is None else torch.empty_like(base)
+    prev = torch.stack([prev] * 3, dim=1)[:, 1]  # a column, as the first position's tokens are
     tokens, state = (draft_step if original is None else original)(
         *(() if original is not None else (refuse,)),
         head,
