@@ -56,10 +56,18 @@ class Bench:
     _place: int = 0
 
     def run(self) -> Measured:
-        """Measure everything; the order of settings turns from round to round, so that drift hits all alike."""
-        for number in range(self.amount.rounds):
-            for setup, target in self._order(number):
-                self._cell(setup, target, number)
+        """Measure everything; the order of settings turns from round to round, so that drift hits all alike.
+
+        An interrupt ends it with what was measured until then, if anything was.
+        """
+        try:
+            for number in range(self.amount.rounds):
+                for setup, target in self._order(number):
+                    self._cell(setup, target, number)
+        except KeyboardInterrupt:
+            if not self.found.samples:
+                raise
+            self.found.left_out["what was to follow"] = "interrupted"
         return self.found
 
     def _order(self, number: int) -> list[tuple[Setup, int | str]]:

@@ -111,8 +111,8 @@ class Control:
 def bench(monkeypatch):
     """Return a function that runs the loop over servers that answer at once."""
 
-    def run(*, rounds=2, side_by_side=True, deadline=float("inf"), broken=(), shifting=True):
-        control = Control()
+    def run(*, rounds=2, side_by_side=True, deadline=float("inf"), broken=(), shifting=True, interrupted_after=None):
+        control, driven = Control(), []
 
         def get(name):
             if name in broken:
@@ -120,6 +120,9 @@ def bench(monkeypatch):
             return SimpleNamespace(url=name, control=control if name == "ours" else None)
 
         def drive(url, phases):
+            driven.append(url)
+            if len(driven) == interrupted_after:
+                raise KeyboardInterrupt
             return [load.Answer(0.0, 1.0, ((0.5, ask.max_tokens),), None) for part in phases for ask in part.asks]
 
         monkeypatch.setattr(load, "drive", drive)
@@ -164,6 +167,14 @@ def test_nothing_starts_after_the_limit_and_a_server_that_fails_is_named(bench):
     found, _ = bench(broken=("plain",))
     assert found.left_out == {"no speculation": "plain does not start"}
     assert {sample["setup"] for sample in found.samples} == {"D K=0", "D adaptive"}
+
+
+def test_an_interrupt_keeps_what_was_measured(bench):
+    found, _ = bench(interrupted_after=4)  # a lead and a load each
+    assert [sample["setup"] for sample in found.samples] == ["no speculation"]
+    assert found.left_out == {"what was to follow": "interrupted"}
+    with pytest.raises(KeyboardInterrupt):
+        bench(interrupted_after=1)
 
 
 def choice(**changes):
