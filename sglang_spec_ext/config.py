@@ -57,7 +57,7 @@ class SpecExtConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         Verify,
         Meta(
             description="uniform: one K for the whole batch; ragged: a budget of tokens, shared out among requests "
-            "by confidence (DSPARK with a confidence head; DFLASH on the CPU platform, by margins)."
+            "by confidence (DSPARK with a confidence head; DFLASH and EAGLE on the CPU platform, by margins)."
         ),
     ] = "uniform"
     min_gain: Annotated[

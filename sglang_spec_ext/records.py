@@ -83,7 +83,7 @@ class StepObservation:
     step_s: float | None = None
     request_ids: IntArray | None = None  # [R] stable ids; needed for ragged verification
     confidences: FloatArray | None = None  # [R, gamma] acceptance probabilities from the draft's head
-    margins: FloatArray | None = None  # [R, gamma] top-2 logit margins of the draft, without a head
+    margins: FloatArray | None = None  # [R, drafts made] top-2 logit margins, of a draft without a head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

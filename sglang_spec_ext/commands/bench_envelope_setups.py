@@ -109,8 +109,8 @@ def _servers(choice: Choice) -> Iterator[ServerSpec]:
             # graphs of one width would leave DSPARK's K where it is
             narrow = compact if algorithm == "DSPARK" and not selection.selected() else {}
             yield spec(f"{algorithm} ours", *ours, extended=True, pinned=True, environment=narrow)
-        # DFLASH's step verifies a budget on the CPU platform alone
-        if "ragged" in choice.kinds and (algorithm == "DSPARK" or (algorithm == "DFLASH" and selection.selected())):
+        # by margins a budget is verified on the CPU platform alone
+        if "ragged" in choice.kinds and (algorithm == "DSPARK" or selection.selected()):
             yield spec(f"{algorithm} ours ragged", *ours, "--spec-ext-verify", "ragged", extended=True)
         if "static" in choice.kinds:
             yield spec(f"{algorithm} stock", *stock)

@@ -107,8 +107,8 @@ class MarginEstimator:
         return self.refits >= self.warmup_refits
 
     def probabilities(self, margins: FloatArray) -> FloatArray:
-        """Return acceptance probabilities [R, G] of margins [R, G]; NaN stays NaN."""
-        slope, bias = self.coefficients.T
+        """Return acceptance probabilities of margins, both [R, k] of the first k <= G positions; NaN stays NaN."""
+        slope, bias = self.coefficients[: margins.shape[1]].T
         return _sigmoid(np.minimum(margins, self.margin_cap) * slope + bias)
 
     def observe(
@@ -120,9 +120,11 @@ class MarginEstimator:
         classes: IntArray | None,
         ragged: bool,
     ) -> None:
-        """Add one step: margins [R, G]; positions [R] reached and verified; accepted draft tokens [R]."""
+        """Add one step: margins [R, k] of k <= G drafts; positions [R] reached and verified; accepted drafts [R]."""
         if ragged and not self.warm:
             return
+        if margins.shape[1] < self.gamma:  # what was not drafted is not reached
+            margins = np.pad(margins, ((0, 0), (0, self.gamma - margins.shape[1])))
         plain: BoolArray = np.logical_and.reduce(np.isfinite(margins) & (margins >= 0.0), axis=1)
         if classes is not None:
             plain &= classes == RequestClass.PLAIN

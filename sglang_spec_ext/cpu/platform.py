@@ -28,7 +28,7 @@ class CpuReferencePlatform(CpuDeviceMixin, SRTPlatform):
     device_name = "cpu"
     device_type = "cpu"
     capabilities = PlatformCapabilities()
-    serves_ragged_dflash = True  # the extension's DFLASH worker asks: its packed verify is tried here alone
+    serves_margin_budgets = True  # the workers of DFLASH and EAGLE ask: their packed verify is tried here alone
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
         """Refuse by name what this platform does not serve; bound the K/V pool unless the user did.

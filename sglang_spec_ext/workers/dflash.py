@@ -17,8 +17,9 @@ from sglang_spec_ext.control.calibration import MarginEstimator
 from sglang_spec_ext.control.settings import ControllerSettings, Verify
 from sglang_spec_ext.workers.backlog import Row, joined
 from sglang_spec_ext.workers.dflash_draft import BlockDraftRunner, TimedRunner
-from sglang_spec_ext.workers.dflash_ragged import MarginHead, RaggedTarget, cut, unserved, verified_of
+from sglang_spec_ext.workers.dflash_ragged import MarginHead, RaggedBlockTarget, cut, unserved
 from sglang_spec_ext.workers.extended import RECURRENT, SIMULATED, SpecExtWorker
+from sglang_spec_ext.workers.margin_budget import verified_of
 from sglang_spec_ext.workers.step import Step
 from sglang_spec_ext.workers.swap import Swap
 
@@ -40,7 +41,7 @@ class DFlashSteps(SpecExtWorker):
 
     _swaps: dict[int, Swap]
     _margins: MarginHead | None = None  # where budgets are verified
-    _ragged: RaggedTarget | None = None
+    _ragged: RaggedBlockTarget | None = None
     _budget: Swap  # of a step with one
     _first_blocks: Any = None  # FirstBlockRunner, on servers whose records travel
     draft_model_runner: Any
@@ -53,7 +54,7 @@ class DFlashSteps(SpecExtWorker):
         self._swaps = {}
         if loop.controller.estimator is not None:
             self._margins = MarginHead(loop.controller.estimator)
-            self._ragged = RaggedTarget(self._target_worker, self._margins, int(self.block_size))
+            self._ragged = RaggedBlockTarget(self._target_worker, self._margins, int(self.block_size))
             self._budget = Swap({"_target_worker": self._ragged})
         runner = self.draft_model_runner
         if chosen.pd_transport != "off":

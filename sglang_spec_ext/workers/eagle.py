@@ -11,10 +11,15 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from sglang_spec_ext import flags
+from sglang_spec_ext.control.calibration import MarginEstimator
+from sglang_spec_ext.control.settings import ControllerSettings, Verify
 from sglang_spec_ext.workers.backlog import Row
 from sglang_spec_ext.workers.eagle_extend import Seeds, extend_together
+from sglang_spec_ext.workers.eagle_ragged import ChainMargins, RaggedChainTarget, unserved
 from sglang_spec_ext.workers.extended import NotServedError, SpecExtWorker
+from sglang_spec_ext.workers.margin_budget import verified_of
 from sglang_spec_ext.workers.step import Step
+from sglang_spec_ext.workers.swap import Swap
 
 
 class DecidedSteps:
@@ -49,6 +54,9 @@ class EagleSteps(SpecExtWorker):
     _drafting_since: Any = None  # stamp
     _first_of_backlog: Any = None  # copy of the batch as its oldest step left it
     _seeds: Seeds | None = None  # of a backlog that was written before a prefill
+    _margins: ChainMargins | None = None  # where budgets are verified
+    _ragged: RaggedChainTarget | None = None
+    _budget: Swap  # of a step with one
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -62,6 +70,10 @@ class EagleSteps(SpecExtWorker):
             return
         self._whole_steps = int(self.speculative_num_steps)
         loop = self.spec_ext_start(chosen)
+        if loop.controller.estimator is not None:
+            self._margins = ChainMargins(loop.controller.estimator, self.draft_worker)
+            self._ragged = RaggedChainTarget(self._target_worker, self._margins, self._whole_steps + 1)
+            self._budget = Swap({"_target_worker": self._ragged})
         if self.spec_ext_unserved() is None:
             from sglang.srt.speculative.adaptive_runtime_state import AdaptiveController
 
@@ -89,14 +101,18 @@ class EagleSteps(SpecExtWorker):
 
     def spec_ext_not_ragged(self) -> str | None:
         """See SpecExtWorker."""
-        return "SGLang's EAGLE step verifies one width, and its drafts have no confidence head"
+        return unserved(self)
+
+    def spec_ext_estimator(self, settings: ControllerSettings) -> MarginEstimator | None:
+        """See SpecExtWorker."""
+        return MarginEstimator(settings.max_k) if settings.verify is Verify.RAGGED else None
 
     def spec_ext_shape(self, step: Step) -> AbstractContextManager[None]:
         """See SpecExtWorker."""
         self._drafting_since = step.start
         if self._policy is not None:
             self._policy.steps = step.decision.k
-        return nullcontext()
+        return nullcontext() if step.decision.budget is None else self._budget.on(self)
 
     def spec_ext_pays_at_once(self) -> bool:
         """See SpecExtWorker."""
@@ -135,6 +151,9 @@ class EagleSteps(SpecExtWorker):
         if step.decision.k and self._seeds is not None:
             self._seeds.place(batch.spec_info, step.reqs)
             self._seeds = None
+        if self._margins is not None and self._ragged is not None:
+            self._margins.begin(batch.spec_info if step.decision.k else None)
+            self._ragged.expect(step, batch)
 
     def forward_batch_generation(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """Run a batch; requests that are prefilled bring seeds of their own."""
@@ -149,6 +168,8 @@ class EagleSteps(SpecExtWorker):
         loop = self.spec_ext
         assert loop is not None
         loop.draft_watch.add(self._drafting_since)
+        if self._margins is not None:
+            self._margins.end()
         result = super().verify(*args, **kwargs)  # type: ignore[misc]
         self._drafting_since = loop.clock.now()
         return result
@@ -157,3 +178,7 @@ class EagleSteps(SpecExtWorker):
         """See SpecExtWorker."""
         assert self.spec_ext is not None
         self.spec_ext.draft_watch.add(self._drafting_since)  # the draft's extension over the verified tokens
+        if self._margins is not None and self._ragged is not None:
+            margins = self._margins.margins
+            step.margins = None if margins is None else margins.cpu().numpy()
+            step.verified = verified_of(self._ragged.lengths)

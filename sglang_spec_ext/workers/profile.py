@@ -1,6 +1,7 @@
 """The start-up profile: what a step costs at each K and batch size, measured on the real path.
 
-Every rank runs the same steps; the first one's clock counts, and its table is every rank's table.
+Every rank runs the same steps; the first one's clock counts, and its table is every rank's table. The K take turns: a
+machine that is slower for a while, or a clock that rises, would else make one K look dear beside another.
 """
 
 import time
@@ -13,10 +14,11 @@ from sglang_spec_ext.records import Decision, Reason
 from sglang_spec_ext.workers.probe_batch import ProbeBatch
 
 WARM_UP = 1  # steps of each shape that are not counted
+ROUNDS = WARM_UP + MIN_REPEATS  # of one step at each K
 BUDGET_S = 55.0
 LARGEST_BATCH = 64
 
-Report = Callable[[int, int, str], None]  # (cells done, cells in all, what was measured)
+Report = Callable[[int, int, str], None]  # (rounds done, rounds in all, what was measured)
 
 
 class Profiler:
@@ -65,7 +67,7 @@ class Profiler:
             if self._loop.ranks.first(time.perf_counter() - began + 2.0 * last > BUDGET_S):
                 break
             before = time.perf_counter()
-            self._measure_size(size, number * len(self._ks), len(sizes) * len(self._ks))
+            self._measure_size(size, number * ROUNDS, len(sizes) * ROUNDS)
             last = time.perf_counter() - before
         self.verify, self.draft = self._loop.ranks.first((self.verify, self.draft))
         return fit_cost_table(self.verify, self.draft, fingerprint=fingerprint)
@@ -73,30 +75,27 @@ class Profiler:
     def _measure_size(self, size: int, done: int, total: int) -> None:
         batch = ProbeBatch(self._scheduler, size=size, context_len=self._context_len)
         try:
-            for number, k in enumerate(self._ks):
-                self._measure_cell(batch, size, k)
-                self._report(done + number + 1, total, f"batch {size}, K = {k}")
+            for number in range(ROUNDS):
+                for k in self._ks:
+                    self._run(batch, size, k, counted=number >= WARM_UP)
+                self._report(done + number + 1, total, f"batch {size}")
         finally:
             self._loop.forced = None
             batch.release()
 
-    def _measure_cell(self, batch: ProbeBatch, size: int, k: int) -> None:
+    def _run(self, batch: ProbeBatch, size: int, k: int, *, counted: bool) -> None:
         self._loop.forced = Decision(k=k, reason=Reason.PINNED, bypass=k == self._full_k)
-        for repeat in range(WARM_UP + MIN_REPEATS):
-            result = batch.run()
-            result.next_token_ids.cpu()  # wait for the device
-            if repeat < WARM_UP:
-                continue
-            draft_s, verify_s = self._loop.last_parts()
-            self.verify.append(
-                VerifySample(
-                    batch=size, tokens=size * (k + 1), seconds=verify_s, context_len=self._context_len
-                )
-            )
-            if draft_s > 0.0:
-                self.draft.append(
-                    DraftSample(batch=size, k=k, seconds=draft_s, context_len=self._context_len)
-                )
+        result = batch.run()
+        result.next_token_ids.cpu()  # wait for the device
+        if not counted:
+            return
+        draft_s, verify_s = self._loop.last_parts()
+        context_len = self._context_len
+        self.verify.append(
+            VerifySample(batch=size, tokens=size * (k + 1), seconds=verify_s, context_len=context_len)
+        )
+        if draft_s > 0.0:
+            self.draft.append(DraftSample(batch=size, k=k, seconds=draft_s, context_len=context_len))
 
 
 def fingerprint_of(scheduler: Any, *, context_len: int, tiers: Iterable[int]) -> dict[str, str]:

@@ -25,7 +25,7 @@ class Step:
     start: Any  # stamp of the clock
     verified: IntArray | None = None  # [R] draft tokens verified, where that differs by request
     confidences: Any = None  # tensor [R, gamma] on the host, perhaps still in flight
-    margins: FloatArray | None = None  # [R, gamma] of drafts without a confidence head
+    margins: FloatArray | None = None  # [R, drafts made], without a confidence head
     draft: list[tuple[Any, Any]] = field(default_factory=list)  # stamps around each piece of drafting
     end: Any = None
     accepted: Sequence[int] | None = None  # [R]

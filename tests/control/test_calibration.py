@@ -70,6 +70,20 @@ def test_margins_become_probabilities():
     assert np.abs(estimator.probabilities(margins) - truth).mean() < 0.03
 
 
+def test_a_step_that_drafts_fewer_tokens_teaches_their_positions_alone():
+    """A chain of two drafts has two margins; to the estimator the others were not reached."""
+    whole, short = MarginEstimator(GAMMA), MarginEstimator(GAMMA)
+    margins = np.random.default_rng(3).uniform(0.0, 9.0, (16, GAMMA))
+    accepted = np.arange(16) % 3
+    for estimator, seen in ((whole, margins), (short, margins[:, :2])):
+        for _ in range(400):
+            estimator.observe(seen, np.minimum(accepted + 1, 2), accepted, classes=None, ragged=False)
+    assert short.warm
+    assert short.coefficients.tolist() == whole.coefficients.tolist()
+    assert short.samples[2:].sum() == 0
+    np.testing.assert_array_equal(short.probabilities(margins[:, :2]), whole.probabilities(margins)[:, :2])
+
+
 def test_warm_up_takes_no_lengths_chosen_by_confidence():
     estimator, rng = MarginEstimator(GAMMA), np.random.default_rng(1)
     run(estimator, rng, 400, ragged=True)

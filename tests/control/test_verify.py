@@ -123,6 +123,19 @@ def test_empty_batch():
     assert allocate(empty, 7).tolist() == []
 
 
+def test_survival_of_a_shorter_draft_goes_on_as_the_prior_falls():
+    lagged = LaggedSurvivals()
+    prior = np.array([[0.8, 0.4, 0.2, 0.0], [0.5, 0.5, 0.25, 0.25], [0.9, 0.8, 0.7, 0.6]])
+    lagged.push(10, np.array([1, 2]), np.array([[0.6, 0.2], [0.9, 0.0]]))
+    for order in ([1, 2], [2, 1]):
+        got = lagged.at(12, np.array([*order, 9]), prior)
+        by_id = dict(zip([*order, 9], got.tolist(), strict=True))
+        assert by_id[9] == prior[2].tolist()  # was not in that step
+        assert by_id[2] == [0.9, 0.0, 0.0, 0.0]
+    np.testing.assert_allclose(lagged.at(12, np.array([1, 2]), prior[:2])[0], [0.6, 0.2, 0.1, 0.0])
+    np.testing.assert_allclose(lagged.at(12, np.array([2, 1]), prior[:2])[1], [0.6, 0.2, 0.1, 0.1])
+
+
 def test_lagged_survivals_are_of_one_age_and_unknown_requests_get_the_prior():
     lagged = LaggedSurvivals()
     old, new = np.full((2, 3), 0.25), np.full((2, 3), 0.75)

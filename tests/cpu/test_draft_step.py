@@ -1,4 +1,4 @@
-"""DSPARK's Markov step on the CPU platform against SGLang's own, and against the distribution it claims to draw from."""
+"""DSPARK's Markov step on the CPU platform against SGLang's own, and against the distribution it says it draws from."""
 
 import math
 

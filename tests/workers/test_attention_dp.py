@@ -19,6 +19,7 @@ FLAGS = (
 EAGLE = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
 TARGET = "blend-qwen3"  # whose embedding stays within an attention group
 TOKENS = 40
+UNIFORM = "--spec-ext-verify ragged runs as uniform: ranks with attention data parallelism"
 LAUNCHER = (sys.executable, str(Path(__file__).with_name("perturbed_server.py")))
 
 
@@ -44,10 +45,10 @@ def ids_of(answers: list[dict]) -> list[list[int]]:
 
 @pytest.mark.parametrize("algorithm", ["DSPARK", "DFLASH", "EAGLE3"])
 def test_no_token_changes_while_k_and_the_mode_move(algorithm, prompts, expected, adaptive_on) -> None:
-    flags, draft = flags_of(algorithm), f"blend-{algorithm.lower()}"
+    flags, draft = (*flags_of(algorithm), "--spec-ext-verify", "ragged"), f"blend-{algorithm.lower()}"
     with adaptive_on(draft, flags, RANKS, target=TARGET) as served:
         for state in served.control.states():
-            assert (state["ranks"], state["inactive"]) == (2, [])
+            assert (state["ranks"], state["inactive"]) == (2, [UNIFORM])
             assert "failed" not in state["profile"]
         assert ids_of(served.generate(prompts[0], tokens=TOKENS)) == expected[:1], "the other rank is idle"
         assert ids_of(served.generate(prompts, tokens=TOKENS)) == expected, "four requests and three"

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from sglang_spec_ext.control.calibration import MarginEstimator
-from sglang_spec_ext.workers.dflash_ragged import MarginHead, cut, verified_of
+from sglang_spec_ext.workers.dflash_ragged import MarginHead, cut
+from sglang_spec_ext.workers.margin_budget import verified_of
 
 
 def test_a_cut_request_ends_with_what_its_last_verified_row_drew() -> None:

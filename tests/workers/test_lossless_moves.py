@@ -88,12 +88,16 @@ def assert_sampled_as_the_target(served, reference, sampling) -> None:
     assert statistic < sampling.LIMIT, f"chi-square {statistic:.1f}, counts {counts.int().tolist()}"
 
 
-@pytest.mark.parametrize("algorithm", ["DSPARK", "DFLASH"])
+CHAINS = ("--speculative-num-steps", "7", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "8")
+
+
+@pytest.mark.parametrize("algorithm", ["DSPARK", "DFLASH", "EAGLE3"])
 def test_ragged_steps_change_no_token_and_no_distribution(
     algorithm, adaptive_on, expected, reference, sampling
 ) -> None:
     """Budgets alone, for no K but the whole block is allowed, and each token costs what it costs here."""
     flags = ("--speculative-algorithm", algorithm, "--spec-ext-verify", "ragged", "--spec-ext-tiers", "7")
+    flags += CHAINS if algorithm == "EAGLE3" else ()
     launcher = (sys.executable, str(Path(__file__).with_name("priced_server.py")))
     with adaptive_on(f"blend-{algorithm.lower()}", flags, {}, launcher) as served:
         for _ in range(ROUNDS):
