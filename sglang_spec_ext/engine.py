@@ -22,6 +22,7 @@ def Engine(*, spec_ext: SpecExtConfig | None = None, **kwargs: Any) -> Any:  # n
             chosen,
             algorithm=_argument(kwargs, "speculative_algorithm", None),
             disaggregation_mode=_argument(kwargs, "disaggregation_mode", "null"),
+            attention_dp=_argument(kwargs, "enable_dp_attention", False),
         )
         return sglang.Engine(**kwargs)
 

@@ -33,17 +33,22 @@ def take_flags(original: Callable[[type, argparse.Namespace], Any], cls: type, a
     chosen = flags.take(args)
     if chosen is not None and chosen.mode != "off":
         activate(
-            chosen, algorithm=args.speculative_algorithm, disaggregation_mode=args.disaggregation_mode
+            chosen,
+            algorithm=args.speculative_algorithm,
+            disaggregation_mode=args.disaggregation_mode,
+            attention_dp=args.enable_dp_attention,
         )
     return original(cls, args)
 
 
-def activate(chosen: SpecExtConfig, *, algorithm: str | None, disaggregation_mode: str) -> None:
+def activate(
+    chosen: SpecExtConfig, *, algorithm: str | None, disaggregation_mode: str, attention_dp: bool
+) -> None:
     """Export the configuration and install the hooks of an active extension in this process.
 
     `algorithm` is SGLang's; with DSPARK, ragged verification needs a mode of SGLang's that every process reads.
-    `disaggregation_mode` is SGLang's: null, prefill or decode. With null no record can travel, and none of the
-    hooks for it are installed in any process.
+    Attention data parallelism runs uniform, and SGLang refuses that mode there. `disaggregation_mode` is SGLang's:
+    null, prefill or decode. With null no record can travel, and none of the hooks for it are installed in any process.
     """
     from sglang_spec_ext.hook_install import install
     from sglang_spec_ext.hooks import ACTIVE_HOOKS, DRAFT_HOOKS, PD_HOOKS
@@ -53,7 +58,7 @@ def activate(chosen: SpecExtConfig, *, algorithm: str | None, disaggregation_mod
     if disaggregation_mode == "null":
         chosen = msgspec.structs.replace(chosen, pd_transport="off")
     flags.export(chosen)
-    if chosen.verify == "ragged" and algorithm == "DSPARK":
+    if chosen.verify == "ragged" and algorithm == "DSPARK" and not attention_dp:
         os.environ.setdefault(RAGGED_MODE, "compact")
     install((*DRAFT_HOOKS, *ACTIVE_HOOKS))
     if chosen.pd_transport != "off":

@@ -16,7 +16,7 @@ import sys
 from sglang_spec_ext import flags, hook_install, launch
 from sglang_spec_ext.config import SpecExtConfig
 chosen = SpecExtConfig(mode="shadow", pd_transport=sys.argv[2])
-launch.activate(chosen, algorithm="DSPARK", disaggregation_mode=sys.argv[1])
+launch.activate(chosen, algorithm="DSPARK", disaggregation_mode=sys.argv[1], attention_dp=False)
 installed = [hook for hook in hook_install.installed() if hook.when == "pd"]
 print(flags.active_config().pd_transport, len(installed), "sglang_spec_ext.disagg.session" in sys.modules)
 """

@@ -95,7 +95,8 @@ from sglang_spec_ext import launch
 from sglang_spec_ext.config import SpecExtConfig
 with launch.ragged_mode_restored():
     launch.activate(
-        SpecExtConfig(mode="adaptive", verify=sys.argv[2]), algorithm=sys.argv[1], disaggregation_mode="null"
+        SpecExtConfig(mode="adaptive", verify=sys.argv[2]),
+        algorithm=sys.argv[1], disaggregation_mode="null", attention_dp=sys.argv[3] == "True",
     )
     inside = os.environ.get(launch.RAGGED_MODE)
 print(inside, os.environ.get(launch.RAGGED_MODE))
@@ -104,19 +105,22 @@ print(inside, os.environ.get(launch.RAGGED_MODE))
 
 @pytest.mark.engine
 @pytest.mark.parametrize(
-    ("algorithm", "verify", "given", "shown"),
+    ("algorithm", "verify", "attention_dp", "given", "shown"),
     [
-        ("DSPARK", "ragged", None, "compact None"),
-        ("DSPARK", "ragged", "static", "static static"),  # a person's own choice stands
-        ("DSPARK", "uniform", None, "None None"),
-        ("DFLASH", "ragged", None, "None None"),
+        ("DSPARK", "ragged", False, None, "compact None"),
+        ("DSPARK", "ragged", False, "static", "static static"),  # a person's own choice stands
+        ("DSPARK", "ragged", True, None, "None None"),  # runs uniform, and SGLang refuses the mode
+        ("DSPARK", "uniform", False, None, "None None"),
+        ("DFLASH", "ragged", False, None, "None None"),
     ],
 )
-def test_the_launcher_chooses_the_mode_that_a_ragged_dspark_needs(algorithm, verify, given, shown) -> None:
+def test_the_launcher_chooses_the_mode_that_a_ragged_dspark_needs(
+    algorithm, verify, attention_dp, given, shown
+) -> None:
     environment = {**os.environ, "SGLANG_PLATFORM": "spec_ext_cpu"}
     environment |= {} if given is None else {"SGLANG_RAGGED_VERIFY_MODE": given}
     done = subprocess.run(
-        [sys.executable, "-c", ACTIVATE, algorithm, verify],
+        [sys.executable, "-c", ACTIVATE, algorithm, verify, str(attention_dp)],
         env=environment,
         capture_output=True,
         text=True,
