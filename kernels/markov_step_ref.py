@@ -24,19 +24,18 @@ def markov_step_ref(
     if logits_out is not None:
         logits_out.copy_(logits)
         logits = logits_out.float()
-    scale, keys = None, logits
+    scaled = keys = logits
     if temperatures is not None:
         sampled = temperatures > 0
-        scale = torch.where(sampled, temperatures, 1.0)[:, None]
-        noise = _noise(gumbel, logits)
-        keys = logits / scale + torch.where(sampled[:, None], noise, 0.0)
+        scaled = logits / torch.where(sampled, temperatures, 1.0)[:, None]
+        keys = scaled + torch.where(sampled[:, None], _noise(gumbel, logits), 0.0)
     tokens = keys.max(dim=1).indices  # NaN counts as largest
     if not statistics:
         return MarkovStep(tokens, None, None, None)
-    scaled = logits if scale is None else logits / scale
-    log_sum_exps = torch.logsumexp(scaled, dim=1)
+    features = margin_features_ref(logits)
+    log_sum_exps = features.log_sum_exps if temperatures is None else torch.logsumexp(scaled, dim=1)
     log_probs = scaled.gather(1, tokens[:, None]).squeeze(1) - log_sum_exps
-    return MarkovStep(tokens, log_probs, margin_features_ref(logits).margins, log_sum_exps)
+    return MarkovStep(tokens, log_probs, features.margins, log_sum_exps)
 
 
 def _noise(gumbel: "GumbelKey | torch.Tensor | None", logits: torch.Tensor) -> torch.Tensor:

@@ -13,13 +13,10 @@ import torch
 from sglang.srt.speculative.dflash_worker_v2 import _commit_accept
 
 from sglang_spec_ext import flags
-from sglang_spec_ext.control.calibration import MarginEstimator
-from sglang_spec_ext.control.settings import ControllerSettings, Verify
 from sglang_spec_ext.workers.backlog import Row, joined
 from sglang_spec_ext.workers.dflash_draft import BlockDraftRunner, TimedRunner
 from sglang_spec_ext.workers.dflash_ragged import MarginHead, RaggedBlockTarget, cut, unserved
 from sglang_spec_ext.workers.extended import RECURRENT, SIMULATED, SpecExtWorker
-from sglang_spec_ext.workers.margin_budget import verified_of
 from sglang_spec_ext.workers.step import Step
 from sglang_spec_ext.workers.swap import Swap
 
@@ -39,6 +36,7 @@ _BUFFER_LISTS = ("_commit_lens_bufs", "_bonus_id_bufs", "_out_tokens_bufs", "_ne
 class DFlashSteps(SpecExtWorker):
     """Mixed in before SGLang's DFlashWorkerV2."""
 
+    spec_ext_by_margins = True
     _swaps: dict[int, Swap]
     _margins: MarginHead | None = None  # where budgets are verified
     _ragged: RaggedBlockTarget | None = None
@@ -89,10 +87,6 @@ class DFlashSteps(SpecExtWorker):
     def spec_ext_not_ragged(self) -> str | None:
         """See SpecExtWorker."""
         return unserved(self)
-
-    def spec_ext_estimator(self, settings: ControllerSettings) -> MarginEstimator | None:
-        """See SpecExtWorker."""
-        return MarginEstimator(settings.max_k) if settings.verify is Verify.RAGGED else None
 
     def spec_ext_prepare(self, batch: Any, step: Step) -> None:
         """See SpecExtWorker."""
@@ -169,11 +163,8 @@ class DFlashSteps(SpecExtWorker):
 
     def spec_ext_settle(self, step: Step) -> None:
         """See SpecExtWorker."""
-        if self._margins is None or self._ragged is None:
-            return
-        margins, self._margins.margins = self._margins.margins, None
-        step.margins = None if margins is None else margins.cpu().numpy()
-        step.verified = verified_of(self._ragged.lengths)
+        if self._ragged is not None:
+            self._ragged.settle(step)
 
     def _append_target_hidden_to_draft_kv_by_loc(self, **kwargs: Any) -> None:
         """Project the target's hidden states [N, H] into the draft's K/V; at K = 0 the backlog takes them."""

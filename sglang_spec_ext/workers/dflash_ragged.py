@@ -7,7 +7,8 @@ from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 
 from sglang_spec_ext.kernels.margin_features import margin_features
-from sglang_spec_ext.workers.margin_budget import Margins, RaggedTarget, lent, refused
+from sglang_spec_ext.workers.margin_budget import Margins, RaggedTarget, refused
+from sglang_spec_ext.workers.swap import Swap
 
 
 class MarginHead(Margins):
@@ -41,14 +42,16 @@ class RaggedBlockTarget(RaggedTarget):
             kv_loc_cols=kept,
         )
         ends = batch.seq_lens_cpu + torch.tensor(layout.verify_lens_cpu, dtype=batch.seq_lens_cpu.dtype)
-        with lent(
-            batch,
-            spec_info=packed,
-            input_ids=packed.draft_token,
-            out_cache_loc=batch.out_cache_loc[kept],
-            seq_lens_cpu=ends,
-            seq_lens_sum=int(ends.sum()),
-        ):
+        lent = Swap(
+            {
+                "spec_info": packed,
+                "input_ids": packed.draft_token,
+                "out_cache_loc": batch.out_cache_loc[kept],
+                "seq_lens_cpu": ends,
+                "seq_lens_sum": int(ends.sum()),
+            }
+        )
+        with lent.on(batch):
             forward_batch, _ = packed.prepare_for_verify(batch, self._target)
         return forward_batch
 

@@ -11,13 +11,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from sglang_spec_ext import flags
-from sglang_spec_ext.control.calibration import MarginEstimator
-from sglang_spec_ext.control.settings import ControllerSettings, Verify
 from sglang_spec_ext.workers.backlog import Row
 from sglang_spec_ext.workers.eagle_extend import Seeds, extend_together
 from sglang_spec_ext.workers.eagle_ragged import ChainMargins, RaggedChainTarget, unserved
 from sglang_spec_ext.workers.extended import NotServedError, SpecExtWorker
-from sglang_spec_ext.workers.margin_budget import verified_of
 from sglang_spec_ext.workers.step import Step
 from sglang_spec_ext.workers.swap import Swap
 
@@ -49,6 +46,7 @@ class DecidedSteps:
 class EagleSteps(SpecExtWorker):
     """Mixed in before SGLang's EAGLEWorkerV2."""
 
+    spec_ext_by_margins = True
     adaptive_controller: Any
     _policy: DecidedSteps | None = None
     _drafting_since: Any = None  # stamp
@@ -101,11 +99,7 @@ class EagleSteps(SpecExtWorker):
 
     def spec_ext_not_ragged(self) -> str | None:
         """See SpecExtWorker."""
-        return unserved(self)
-
-    def spec_ext_estimator(self, settings: ControllerSettings) -> MarginEstimator | None:
-        """See SpecExtWorker."""
-        return MarginEstimator(settings.max_k) if settings.verify is Verify.RAGGED else None
+        return next((reason for holds, reason in self.spec_ext_limits() if holds), None) or unserved()
 
     def spec_ext_shape(self, step: Step) -> AbstractContextManager[None]:
         """See SpecExtWorker."""
@@ -178,7 +172,5 @@ class EagleSteps(SpecExtWorker):
         """See SpecExtWorker."""
         assert self.spec_ext is not None
         self.spec_ext.draft_watch.add(self._drafting_since)  # the draft's extension over the verified tokens
-        if self._margins is not None and self._ragged is not None:
-            margins = self._margins.margins
-            step.margins = None if margins is None else margins.cpu().numpy()
-            step.verified = verified_of(self._ragged.lengths)
+        if self._ragged is not None:
+            self._ragged.settle(step)

@@ -18,7 +18,8 @@ from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 
 from sglang_spec_ext.control.calibration import MarginEstimator
 from sglang_spec_ext.kernels.margin_features import margin_features
-from sglang_spec_ext.workers.margin_budget import Margins, RaggedTarget, lent, refused
+from sglang_spec_ext.workers.margin_budget import Margins, RaggedTarget, refused
+from sglang_spec_ext.workers.swap import Swap
 
 
 class ChainMargins(Margins):
@@ -77,9 +78,10 @@ class RaggedChainTarget(RaggedTarget):
         packed.draft_token, packed.positions = verify.draft_token[kept], verify.positions[kept]
         packed.ragged_verify_layout = layout
         verify.retrieve_next_token = cut(verify.retrieve_next_token, layout.verify_lens)
-        with lent(
-            batch, spec_info=packed, input_ids=packed.draft_token, out_cache_loc=batch.out_cache_loc[kept]
-        ):
+        lent = Swap(
+            {"spec_info": packed, "input_ids": packed.draft_token, "out_cache_loc": batch.out_cache_loc[kept]}
+        )
+        with lent.on(batch):
             return ForwardBatch.init_new(
                 batch,
                 self._target.model_runner,
@@ -94,12 +96,10 @@ def cut(next_token: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     return torch.where(column == lengths[:, None] - 1, -1, next_token)
 
 
-def unserved(worker: Any) -> str | None:
-    """Return why this EAGLE worker cannot verify a budget, or None."""
+def unserved() -> str | None:
+    """Return why an EAGLE worker whose K can move cannot verify a budget, or None."""
     from sglang.srt.runtime_context import get_disagg, get_spec
 
-    if worker.topk != 1:
-        return f"--speculative-eagle-topk {worker.topk}: a tree has one shape; use 1"
     if (reason := refused("EAGLE")) is not None:
         return reason
     if get_spec().speculative_use_rejection_sampling:

@@ -15,7 +15,7 @@ import msgspec
 from sglang_spec_ext.config import SpecExtConfig
 from sglang_spec_ext.control.calibration import MarginEstimator
 from sglang_spec_ext.control.controller import Controller
-from sglang_spec_ext.control.settings import ControllerSettings
+from sglang_spec_ext.control.settings import Verify
 from sglang_spec_ext.errors import SpecExtError
 from sglang_spec_ext.metrics import NoMetrics
 from sglang_spec_ext.workers.backlog import STEPS, Backlog, Row, others_write
@@ -38,6 +38,7 @@ class NotServedError(SpecExtError):
 class SpecExtWorker:
     """Decode steps of a speculative worker, run as the controller decides."""
 
+    spec_ext_by_margins = False  # its drafts have no confidence head: margins share a budget out
     spec_ext: AdaptiveLoop | None = None
     spec_ext_config: SpecExtConfig | None = None
     spec_ext_profile: str = "not run"  # where the cost table came from, or why there is none
@@ -87,10 +88,6 @@ class SpecExtWorker:
         """Write the draft K/V of a backlog's rows, oldest step first."""
         raise NotImplementedError
 
-    def spec_ext_estimator(self, settings: ControllerSettings) -> MarginEstimator | None:
-        """Return what tells survival from margins, for a draft without a confidence head that verifies budgets."""
-        return None
-
     def spec_ext_start(self, chosen: SpecExtConfig) -> AdaptiveLoop:
         """Set up the loop and return it; called once, when the built-in worker has been built."""
         from sglang.srt.runtime_context import get_disagg, get_parallel
@@ -105,9 +102,10 @@ class SpecExtWorker:
             self.spec_ext_uniform = f"--spec-ext-verify ragged runs as uniform: {reason}"
             chosen = msgspec.structs.replace(chosen, verify="uniform")
         settings = controller_settings(chosen, max_k=self.spec_ext_max_k(), ranks=ranks.size)
+        learns = self.spec_ext_by_margins and settings.verify is Verify.RAGGED
         self.spec_ext_config = chosen
         self.spec_ext = AdaptiveLoop(
-            Controller(settings, None, estimator=self.spec_ext_estimator(settings)),
+            Controller(settings, None, estimator=MarginEstimator(settings.max_k) if learns else None),
             clock=clock_for(self.device),
             ranks=ranks,
             metrics=NoMetrics(),

@@ -6,8 +6,6 @@ RaggedVerifyLayout alone, as DSPARK's compact step does (speculative/dspark_comp
 `run_compact`), and gets logits and hidden states back in the places of the whole width.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -79,27 +77,15 @@ class RaggedTarget:
             setattr(found, name, rows)
         return out
 
+    def settle(self, step: Step) -> None:
+        """Note in a step the margins of its drafts, and how many of them were verified where that is not all."""
+        margins, self._margins.margins = self._margins.margins, None
+        step.margins = None if margins is None else margins.cpu().numpy()
+        step.verified = None if self.lengths is None else self.lengths.cpu().numpy().astype(np.int64) - 1
+
     def packed(self, whole: Any, layout: RaggedVerifyLayout, kept: torch.Tensor) -> Any:
         """Return the forward batch of the layout's tokens, rows `kept` of that of the whole width."""
         raise NotImplementedError
-
-
-@contextmanager
-def lent(batch: Any, **values: Any) -> Iterator[None]:
-    """Give SGLang's batch other values for the duration of a block."""
-    before = {name: getattr(batch, name) for name in values}
-    for name, value in values.items():
-        setattr(batch, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(batch, name, value)
-
-
-def verified_of(lengths: torch.Tensor | None) -> Any:
-    """Return draft tokens [R] int64 verified in a step, or None for the whole width."""
-    return None if lengths is None else lengths.cpu().numpy().astype(np.int64) - 1
 
 
 def refused(algorithm: str) -> str | None:

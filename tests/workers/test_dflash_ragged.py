@@ -11,7 +11,7 @@ import torch
 
 from sglang_spec_ext.control.calibration import MarginEstimator
 from sglang_spec_ext.workers.dflash_ragged import MarginHead, cut
-from sglang_spec_ext.workers.margin_budget import verified_of
+from sglang_spec_ext.workers.margin_budget import RaggedTarget
 
 
 def test_a_cut_request_ends_with_what_its_last_verified_row_drew() -> None:
@@ -49,7 +49,13 @@ def test_a_budget_goes_to_the_drafts_with_wide_margins_once_the_estimator_is_war
     estimator.refits, estimator.coefficients = 1, np.array([[1.0, -2.0], [1.0, -2.0]])
     lengths = head.lengths(2)
     assert lengths.tolist() == [3, 1, 1]
-    assert verified_of(lengths).tolist() == [2, 0, 0]
-    assert verified_of(None) is None
-    head.margins = None
+    target, margins, step = RaggedTarget(None, head, 3), head.margins.tolist(), SimpleNamespace()
+    target.lengths = lengths
+    target.settle(step)
+    assert step.verified.tolist() == [2, 0, 0]
+    assert step.margins.tolist() == margins
+    target.lengths = None
+    target.settle(step)
+    assert step.verified is None
+    assert step.margins is None, "they were of the step before"
     assert head.lengths(2) is None, "nothing was drafted here"
