@@ -2,8 +2,11 @@
 
 At the few rows of a decode or verify step a product costs what reading its weight costs, and oneDNN reads a weight in
 rows of 64 columns at half the speed of its own blocked layout. torch keeps that layout behind
-`mkldnn::_reorder_linear_weight` and `mkldnn::_linear_pointwise`, which its compiler uses for frozen graphs. Products
-are equal bit by bit; a weight that was used stands in memory twice. float32 is left as it is.
+`mkldnn::_reorder_linear_weight` and `mkldnn::_linear_pointwise`, which its compiler uses for frozen graphs. Sums are
+float32 and rounded once, as torch's own are, in an order that may differ: on a CPU with bfloat16 units no difference
+was seen, on one without them one element in thousands differs by its last bit. A weight that was used stands in memory
+twice. float32 is left as it is, and so is a CPU without bfloat16 units, where the conversion and not the reading is
+what takes the time.
 """
 
 from collections.abc import Callable
@@ -30,7 +33,12 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
 
 @cache
 def served() -> bool:
-    """Return whether this torch and this CPU multiply bfloat16 with oneDNN."""
+    """Return whether oneDNN multiplies bfloat16 with this CPU's own instructions."""
+    return multiplies() and bool(torch.cpu._is_avx512_bf16_supported())
+
+
+def multiplies() -> bool:
+    """Return whether oneDNN multiplies bfloat16 on this CPU, be it by way of float32."""
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
