@@ -46,6 +46,7 @@ class Reason(StrEnum):
     MARGIN = "margin"  # a better arm exists, but its gain is below the margin
     DWELL = "dwell"  # a better arm exists, but the last switch is too recent
     SWITCH_COST = "switch_cost"  # the gain over the expected stay does not pay the switch
+    TRIAL = "trial"  # an arm within the profile's error runs for a dwell: its size was never measured in serving
     PROBE = "probe"  # one step above K = 0 to measure acceptance again
     CAPPED = "capped"  # the ladder or the engine forbids the held arm at this batch
     LADDER_FLOOR = "ladder_floor"  # the cap is below the smallest tier, which is then used

@@ -25,6 +25,7 @@ from sglang_spec_ext.control.probe import Probe
 from sglang_spec_ext.control.settings import ControllerSettings, Verify
 from sglang_spec_ext.control.survivals import Survivals
 from sglang_spec_ext.control.tiers import Group, Score, gain_error, group_requests, score_tiers
+from sglang_spec_ext.control.trial import Trials
 from sglang_spec_ext.records import BatchState, Decision, IntArray, Mode, Reason, StepObservation
 
 RAGGED = -1  # arm: the whole block drafted, a budget of it verified
@@ -54,6 +55,7 @@ class Controller:
         self.acceptance = Acceptance(settings.max_k)
         self.hysteresis = Hysteresis(settings.full_k, settings.hysteresis)
         self.probe = Probe(settings.probe)
+        self.trials = Trials()
         self.ledger = Ledger(settings.tiers)
         ragged = settings.verify is Verify.RAGGED
         self.survivals = Survivals(self.scaling, self.estimator) if ragged else None
@@ -67,6 +69,7 @@ class Controller:
         self._wished = settings.full_k  # arm of the last choice, before ranks agreed
         self._settled = False  # the last choice would be the same for a batch like the last one
         self._stands: tuple[Any, IntArray | None, Decision] | None = None  # a choice that holds until there is news
+        self._news = False  # something was observed since arms were last weighed
         self._probe_answered = False
         self._probe_step = -1
         self._probed_k = 0
@@ -80,7 +83,7 @@ class Controller:
 
     def observe(self, observation: StepObservation) -> None:
         """Learn from one finished step."""
-        self._stands = None
+        self._stands, self._news = None, True
         rows, verified = np.asarray(observation.accepted).size, observation.verified
         drafted = rows * observation.k if verified is None else int(np.sum(verified))
         if self.cost is not None and rows:
@@ -160,13 +163,16 @@ class Controller:
             )
         best = max(arms, key=lambda arm: arms[arm].tokens / arms[arm].seconds)
         arm, reason = self._held(arms, best, cap, groups)
+        if self._news and reason in (Reason.BEST, Reason.MARGIN):  # else a choice that stands would hide a trial
+            arm, reason = self._tried(batch, arms, scores, arm, reason)
+        self._news = False
         self._wished = arm
         if self.settings.ranks == 1:
-            self._commit(arm)
+            self._commit(arm, reason)
         score = arms[arm]
         self.ledger.predicted(scores, score, arms[best])
         self._settled = reason is Reason.BEST
-        moved = reason in (Reason.SWITCH, Reason.CAPPED)
+        moved = reason in (Reason.SWITCH, Reason.TRIAL, Reason.CAPPED)
         probed = None if moved else self._probe_arm(batch, arm, arms, groups, ready)
         if probed is not None:
             self._settled = False
@@ -200,6 +206,18 @@ class Controller:
         return self.hysteresis.propose(
             self.decisions, best, gain=gain, noise=noise, step_s=arms[current].seconds
         )
+
+    def _tried(
+        self, batch: BatchState, arms: dict[int, Score], scores: Sequence[Score], arm: int, reason: Reason
+    ) -> tuple[int, Reason]:
+        """Return the arm to try in place of the one in use, or that one with its reason."""
+        assert self.cost is not None
+        rested = self.hysteresis.rested(self.decisions)
+        if self.mode is not Mode.ADAPTIVE or arm == RAGGED or not rested or self.cost.drifting:
+            return arm, reason
+        others = (score for score in scores if score.k != arm)
+        found = self.trials.pick(self.decisions, batch, arms[arm], others, self.cost)
+        return (arm, reason) if found is None else (found, Reason.TRIAL)
 
     def _probe_arm(
         self, batch: BatchState, arm: int, arms: dict[int, Score], groups: Sequence[Group], ready: bool
@@ -244,7 +262,7 @@ class Controller:
                     state.grow_wary()
         return k
 
-    def _commit(self, arm: int) -> None:
+    def _commit(self, arm: int, reason: Reason) -> None:
         """Make an arm the one in use."""
         if arm == 0:
             self._steps_at_zero += 1
@@ -255,7 +273,7 @@ class Controller:
             self._probe_answered = self.probe.promising = False
             for state in self.acceptance.classes:
                 state.wary = False
-        self.hysteresis.commit(self.decisions, arm)
+        self.hysteresis.commit(self.decisions, arm, trial=reason is Reason.TRIAL)
 
     def _pinned(self, cap: int) -> Decision:
         assert self.pinned is not None
@@ -309,7 +327,7 @@ class Controller:
         if wish.reason is not Reason.EMPTY and self.mode is Mode.ADAPTIVE and self.pinned is None:
             # a budget of everything runs as one K for all, and the arm is the budget's all the same
             arm = agreed.k if agreed.budget is None else RAGGED
-            self._commit(self._wished if granted else arm)
+            self._commit(self._wished if granted else arm, wish.reason if granted else Reason.RANK_MINIMUM)
         if granted:
             return wish
         return self._count(

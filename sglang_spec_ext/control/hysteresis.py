@@ -4,8 +4,9 @@ A switch happens only if the predicted gain exceeds the margin, the last switch 
 the gain over the expected stay pays the switch. The margin starts at `min_gain` and halves each time a
 better arm has waited `patience_steps`, down to a quarter or the noise of the prediction: a small gain that
 lasts is worth taking. Inside one dwell there is at most one free switch, so A -> B -> A cannot happen
-there. A cap that forbids the arm in use is obeyed at once; going back up is a free switch, and the caller
-offers only arms that were allowed during the whole last dwell.
+there. A trial (trial.py) ends with its dwell and without a margin: both arms are measured by then, and the
+one that was left has no claim beyond being better. A cap that forbids the arm in use is obeyed at once;
+going back up is a free switch, and the caller offers only arms that were allowed during the whole last dwell.
 """
 
 from dataclasses import dataclass
@@ -46,6 +47,11 @@ class Hysteresis:
         self.last_switch = -settings.dwell_steps  # the first switch needs no dwell
         self.expected_stay = float(4 * settings.dwell_steps)  # steps, learned from past stays
         self._better_since: int | None = None
+        self._on_trial = False
+
+    def rested(self, step: int) -> bool:
+        """Return whether the last switch is a dwell old."""
+        return step - self.last_switch >= self.settings.dwell_steps
 
     def propose(self, step: int, arm: int, *, gain: float, noise: float, step_s: float) -> tuple[int, Reason]:
         """Return the arm to run when `arm` is the best one of this step, and why; nothing moves yet.
@@ -55,12 +61,13 @@ class Hysteresis:
         """
         if arm == self.arm or gain <= 0.0:
             self._better_since = None
+            self._on_trial = self._on_trial and not self.rested(step)
             return self.arm, Reason.BEST
         if self._better_since is None:
             self._better_since = step
         if gain <= self.margin(step, noise):
             return self.arm, Reason.MARGIN
-        if step - self.last_switch < self.settings.dwell_steps:
+        if not self.rested(step):
             return self.arm, Reason.DWELL
         if gain * self.expected_stay * step_s <= self.settings.switch_cost_s:
             return self.arm, Reason.SWITCH_COST
@@ -68,12 +75,14 @@ class Hysteresis:
 
     def margin(self, step: int, noise: float) -> float:
         """Gain that a better arm must exceed at `step`."""
+        if self._on_trial:
+            return 0.0
         since = step if self._better_since is None else self._better_since
         waited = (step - since) // self.settings.patience_steps
         return max(noise, self.settings.min_gain * 0.5 ** min(waited, 2))
 
-    def commit(self, step: int, arm: int) -> None:
-        """Take an arm: what `propose` returned, a cap, a pin, or what all ranks agreed on."""
+    def commit(self, step: int, arm: int, *, trial: bool = False) -> None:
+        """Take an arm: what `propose` returned, a cap, a pin, a trial, or what all ranks agreed on."""
         if arm == self.arm:
             return
         if self.switches:
@@ -81,6 +90,7 @@ class Hysteresis:
         self.arm, self.last_switch = arm, step
         self.switches += 1
         self._better_since = None
+        self._on_trial = trial
 
     def snapshot(self) -> dict[str, Any]:
         """Plain facts."""

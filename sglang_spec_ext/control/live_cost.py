@@ -1,11 +1,11 @@
 """The cost table corrected by serving: residuals of the target pass, noise, and a report of drift.
 
-The start-up profile is a prior. Each step's measured time gives a log ratio of reality to the table; one part
-is common to all sizes, one belongs to the power-of-two bin of the token count, so that a tier not in use is
-corrected by what all tiers have in common. Weights are 1/n at first and an exponential window later. A known
-size whose time moves is a drift: nothing is learnt from its first steps, and if it lasts, all sizes shift.
+The start-up profile is a prior. Each step's measured time gives a log ratio of reality to the table, which
+`size_filter.py` divides between all sizes and the power-of-two bin of the token count. A known size whose time moves
+is a drift: nothing is learnt from its first steps, and if it lasts, all sizes shift.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 from math import exp, inf, isfinite, log, sqrt
 from typing import Any
@@ -13,27 +13,16 @@ from typing import Any
 import numpy as np
 
 from sglang_spec_ext.control.cost import CostTable
+from sglang_spec_ext.control.size_filter import SizeBin, SizeFilter
 from sglang_spec_ext.records import FloatArray, IntArray
 
-WINDOW_STEPS = 200  # of the exponential window of a bin's residual
-COMMON_STEPS = 500  # of the common part's: it speaks for sizes not in use, so it must not follow noise
+WINDOW_STEPS = 200  # of the exponential windows of the draft's ratio and of the noise
 LOOKUPS = 4096  # table lookups that are kept
 SURPRISE_STEPS = 16  # of the fast window that notices drift after correction
-PLAUSIBLE = 0.1  # log ratio that a single bin may keep to itself ...
-LEAK_STEPS = 100  # ... what is beyond moves to the common part within about these steps
-FADE_STEPS = 400  # after which a bin not visited is believed a third
 DRIFT_SIGMAS = 4.0
 DRIFT_FLOOR = 0.03  # a smaller standing error than 3 % is not worth a warning
-BIN_PRIOR = 32.0  # a bin trusts itself over the common part after about this many steps
 SETTLING_STEPS = 8  # before these, any error may be bias
 CLIP = 0.5  # largest log ratio one step may bring in once noise is known: a stall is no trend
-
-
-@dataclass(slots=True)
-class _Bin:
-    deviation: float = 0.0  # log ratio beyond the common part
-    steps: int = 0
-    last_step: int = 0
 
 
 @dataclass(slots=True)
@@ -41,7 +30,7 @@ class LiveCost:
     """A cost table and its online correction."""
 
     table: CostTable
-    common: float = 0.0  # log ratio of measured to tabulated target seconds
+    sizes: SizeFilter = field(default_factory=SizeFilter)  # log ratio of measured to tabulated target seconds
     draft_ratio: float = 0.0  # log ratio for the draft
     variance: float = 0.0  # of one step's log ratio
     surprise: float = 0.0  # fast mean of what correction still misses
@@ -50,9 +39,9 @@ class LiveCost:
     dropped: int = 0
     shifts: int = 0  # lasting changes of all times together
     _drift: list[float] = field(default_factory=list)  # errors of the drift under way
-    _bins: dict[tuple[int, int], _Bin] = field(default_factory=dict)
+    _steps_at: Counter[SizeBin] = field(default_factory=Counter)
     _looked_up: dict[tuple[int, int, int, int], float] = field(default_factory=dict)
-    _ratios: dict[tuple[int, int], float] = field(default_factory=dict)  # corrections until the next observation
+    _ratios: dict[SizeBin, float] = field(default_factory=dict)  # corrections until the next observation
 
     @property
     def fixed_s(self) -> float:
@@ -65,12 +54,23 @@ class LiveCost:
 
     def verify_s(self, tokens: int, batch: int, context_len: int = 0) -> float:
         """Corrected seconds of a target pass."""
-        bucket = self.table.bucket_index(context_len)
-        key = (bucket, tokens.bit_length())
+        key = bucket, _ = self.size_bin(tokens, context_len)
         ratio = self._ratios.get(key)
         if ratio is None:
-            ratio = self._ratios[key] = exp(self._bin_ratio(*key))
+            ratio = self._ratios[key] = exp(self.sizes.ratio(key, self.steps))
         return self._tabulated(-1, tokens, batch, bucket) * ratio
+
+    def size_bin(self, tokens: int, context_len: int = 0) -> SizeBin:
+        """Return what names the size of a target pass: its context bucket and the power of two of its tokens."""
+        return self.table.bucket_index(context_len), tokens.bit_length()
+
+    def steps_at(self, size: SizeBin) -> int:
+        """Return how many steps of a size serving has measured."""
+        return self._steps_at[size]
+
+    def spread(self, one: SizeBin, other: SizeBin) -> float:
+        """Return the standard deviation of the log ratio of two sizes' times, beyond what the table says."""
+        return self.sizes.spread(one, other, self.steps)
 
     def _tabulated(self, k: int, tokens: int, batch: int, bucket: int) -> float:
         """Look up draft (k >= 0) or target (tokens >= 0) seconds; the same sizes come back every step."""
@@ -89,7 +89,7 @@ class LiveCost:
         bucket = self.table.bucket_index(context_len)
         size_bins = np.frexp(tokens)[1]
         low, high = int(size_bins.min()), int(size_bins.max())
-        ratios = np.exp([self._bin_ratio(bucket, size_bin) for size_bin in range(low, high + 1)])
+        ratios = np.exp([self.sizes.ratio((bucket, size), self.steps) for size in range(low, high + 1)])
         result: FloatArray = self.table.verify_many(tokens, batch, context_len) * ratios[size_bins - low]
         return result
 
@@ -124,34 +124,25 @@ class LiveCost:
         if not _usable(verify_s):
             self.dropped += 1
             return
-        key = (bucket, tokens.bit_length())
-        raw = log(verify_s / self._tabulated(-1, tokens, batch, bucket)) - self._bin_ratio(*key)
-        self._learn(raw, self._bins.setdefault(key, _Bin()))
+        key = self.size_bin(tokens, context_len)
+        raw = log(verify_s / self._tabulated(-1, tokens, batch, bucket)) - self.sizes.ratio(key, self.steps)
+        self._learn(raw, key)
 
-    def _learn(self, raw: float, cell: _Bin) -> None:
+    def _learn(self, raw: float, size: SizeBin) -> None:
         """Take in what one target pass took beyond its prediction, a log ratio."""
         limit = max(CLIP, DRIFT_SIGMAS * sqrt(self.variance)) if self.steps >= SETTLING_STEPS else inf
         error = min(max(raw, -limit), limit)
         self._ratios.clear()
         self.steps += 1
-        cell.deviation = self._faded(cell)
-        cell.steps += 1
-        cell.last_step = self.steps
-        if cell.steps > SURPRISE_STEPS:  # a new size may be off by itself; a known one that moves is news
+        self._steps_at[size] += 1
+        if self._steps_at[size] > SURPRISE_STEPS:  # a new size may be off by itself; a known one that moves is news
             self.surprise += (error - self.surprise) / SURPRISE_STEPS
         if self.drifting:
             self._wait_for_a_shift(raw)
             return
         self._drift.clear()
-        common_weight = max(1.0 / self.steps, 1.0 / COMMON_STEPS)
-        self.common += common_weight * error
+        self.sizes.learn(size, error, noise=self.variance, step=self.steps)
         if self.steps > 1:  # the first error is bias, not noise
-            left = error * (1.0 - common_weight)
-            cell.deviation += max(1.0 / (cell.steps + BIN_PRIOR), 1.0 / WINDOW_STEPS) * left
-            # one size alone is hardly off by more than PLAUSIBLE: the rest is common to all
-            excess = (cell.deviation - min(max(cell.deviation, -PLAUSIBLE), PLAUSIBLE)) / LEAK_STEPS
-            cell.deviation -= excess
-            self.common += excess
             weight = max(1.0 / (self.steps - 1), 1.0 / WINDOW_STEPS)
             self.variance += weight * (error * error - self.variance)
 
@@ -159,18 +150,10 @@ class LiveCost:
         """Learn nothing from the first steps of a drift; if it lasts, all sizes have shifted alike."""
         self._drift.append(error)
         if len(self._drift) == SURPRISE_STEPS:
-            self.common += sorted(self._drift)[SURPRISE_STEPS // 2]
+            self.sizes.shift(sorted(self._drift)[SURPRISE_STEPS // 2])
             self.shifts += 1
             self.surprise = 0.0
             self._drift.clear()
-
-    def _faded(self, cell: _Bin) -> float:
-        """Deviation of a bin; what was measured long ago gives way to the common part."""
-        return cell.deviation * exp((cell.last_step - self.steps) / FADE_STEPS)
-
-    def _bin_ratio(self, bucket: int, size_bin: int) -> float:
-        cell = self._bins.get((bucket, size_bin))
-        return self.common if cell is None else self.common + self._faded(cell)
 
     @property
     def noise(self) -> float:
@@ -190,11 +173,11 @@ class LiveCost:
 
     def report(self) -> dict[str, Any]:
         """Plain facts on table against reality: ratios are measured over tabulated seconds."""
-        worst = max((abs(self.common + self._faded(c)) for c in self._bins.values()), default=0.0)
+        worst = max((abs(self.sizes.ratio(size, self.steps)) for size in self._steps_at), default=0.0)
         return {
             "steps": self.steps,
             "dropped": self.dropped,
-            "verify_ratio": exp(self.common),
+            "verify_ratio": exp(self.sizes.common),
             "draft_ratio": exp(self.draft_ratio),
             "worst_ratio": exp(worst),
             "noise": self.noise,

@@ -62,10 +62,17 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drafting: Literal["serial", "block"]
     cost: CostSpec
     segments: list[Segment]
-    profile_bias: float = 1.0
+    profile_bias: float | list[float] = 1.0  # factor on verify times, one or one per point
     step_noise: float = 0.0
     switch_s: float = 0.0  # seconds added to a step that changes K
     meaning: dict[str, str] = {}
+
+    @property
+    def profiled(self) -> list[tuple[int, float]]:
+        """Tokens and seconds of a target pass as a start-up profile would give them."""
+        points, bias = self.cost.verify_s_by_tokens, self.profile_bias
+        factors = bias if isinstance(bias, list) else [bias] * len(points)
+        return [(tokens, seconds * factor) for (tokens, seconds), factor in zip(points, factors, strict=True)]
 
 
 def load_scenario(text: str | bytes) -> Scenario:
@@ -77,9 +84,14 @@ def load_scenario(text: str | bytes) -> Scenario:
         check_points("cost.verify_s_by_tokens", [p for p, _ in points], [s for _, s in points])
     except (msgspec.DecodeError, msgspec.ValidationError, ValueError) as error:
         raise ScenarioError(f"scenario: {error}") from error
+    bias = scenario.profile_bias
+    if isinstance(bias, list) and len(bias) != len(points):
+        raise ScenarioError(
+            f"profile_bias: needs one number, or one for each of the {len(points)} points, got {len(bias)}"
+        )
     positive = {
         "cost.draft_s_per_pass": scenario.cost.draft_s_per_pass,
-        "profile_bias": scenario.profile_bias,
+        "profile_bias": min(bias) if isinstance(bias, list) else bias,
     }
     for name, value in positive.items():
         if not value > 0:
@@ -157,15 +169,14 @@ class TrueCost:
 
 def profile_of(scenario: Scenario) -> CostTable:
     """Return the table a start-up profile would give: the truth times `profile_bias`."""
-    points = [p for p, _ in scenario.cost.verify_s_by_tokens]
-    seconds = [s * scenario.profile_bias for _, s in scenario.cost.verify_s_by_tokens]
+    points, seconds = zip(*scenario.profiled, strict=True)
     captured = points[-1] if scenario.cost.kind == "stairs" else 0
     truth = TrueCost(scenario.cost, scenario.drafting)
     draft = []
     for k in sorted({0, *scenario.tiers}):
         cost_s = truth.draft_s(k, 1)
         draft.append((k, Curve((1, _ANY_BATCH), (cost_s, cost_s))))
-    return CostTable((ContextBucket(0, Curve(tuple(points), tuple(seconds), captured), None, tuple(draft)),))
+    return CostTable((ContextBucket(0, Curve(points, seconds, captured), None, tuple(draft)),))
 
 
 @dataclass(frozen=True, slots=True)

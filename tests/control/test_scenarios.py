@@ -77,6 +77,7 @@ def test_draws_follow_the_stated_probabilities(scenario_text):
         (lambda s: s.replace('"share": 1.0', '"share": 0.9', 1), "shares"),
         (lambda s: s.replace("[0, 1, 3, 5, 7]", "[0, 3, 1]"), "tiers"),
         (lambda s: s.replace('"profile_bias": 1.0', '"profile_bias": 0'), "profile_bias"),
+        (lambda s: s.replace('"profile_bias": 1.0', '"profile_bias": [1.0]'), "profile_bias"),
         (lambda s: s.replace('"linear"', '"cubic"'), "kind"),
         (lambda s: s.replace('"seed": 0', '"seed": 0, "typo": 1'), "typo"),
         (lambda s: s.replace("[372, 0.00597]", "[372, 0.001]"), "verify_s_by_tokens"),

@@ -38,7 +38,8 @@ def test_the_product_is_a_float32_sum_rounded_once(tokens: int, rows: int, colum
         terms, exact = terms + bias.abs().double(), exact + bias.double()
     summed = (columns + 1) * EPS * terms
     for found in (packed.product(x, weight, bias), torch.nn.functional.linear(x, weight, bias)):
-        assert found is not None and found.dtype is torch.bfloat16
+        assert found is not None
+        assert found.dtype is torch.bfloat16
         error = (found.double() - exact).abs()
         assert (error <= summed + HALF_ULP * (exact.abs() + summed)).all(), (error - summed).max()
 
