@@ -19,11 +19,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=pathlib.Path, help="the DSpark draft's folder; the results are written there")
     parser.add_argument("--target", type=pathlib.Path, required=True)
     parser.add_argument("--text", type=pathlib.Path, required=True, help="the folder of generated text")
+    parser.add_argument(
+        "--splits",
+        nargs="+",
+        choices=("train", "validation"),
+        default=["validation"],
+        help="whose answers to use: both for text of a seed that the draft was not trained on",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fit on one half of the validation text, judge on the other, write sts*.json and reliability*.png."""
+    """Fit on one half of the held-back text, judge on the other, write sts*.json and reliability*.png."""
     import torch
 
     from sglang_spec_ext.models.drafts_load import load_block_draft
@@ -35,7 +42,8 @@ def run(args: argparse.Namespace) -> int:
     draft = load_block_draft(args.folder, target, target_folder=args.target)
     if not draft.shape.markov_rank:
         raise UsageError(f"models calibrate: {args.folder} must be a DSpark draft; DFlash has no confidence head")
-    record = validate_block(draft, load_samples(args.text, "validation"), head=target.head, stride=3)
+    samples = [sample for split in args.splits for sample in load_samples(args.text, split)]
+    record = validate_block(draft, samples, head=target.head, stride=3)
     results: dict[str, Any] = {}
     for label, greedy in (("sampled", False), ("greedy", True)):
         halves = [tuple(part.numpy() for part in record.survival(greedy=greedy, half=half)) for half in (0, 1)]

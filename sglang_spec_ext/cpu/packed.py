@@ -1,12 +1,13 @@
-"""Matrix products in bfloat16 with weights that oneDNN has laid out for itself.
+"""Matrix products with weights that oneDNN has laid out for itself.
 
-At the few rows of a decode or verify step a product costs what reading its weight costs, and oneDNN reads a weight in
-rows of 64 columns at half the speed of its own blocked layout. torch keeps that layout behind
-`mkldnn::_reorder_linear_weight` and `mkldnn::_linear_pointwise`, which its compiler uses for frozen graphs. Sums are
-float32 and rounded once, as torch's own are, in an order that may differ: on a CPU with bfloat16 units no difference
-was seen, on one without them one element in thousands differs by its last bit. A weight that was used stands in memory
-twice. float32 is left as it is, and so is a CPU without bfloat16 units, where the conversion and not the reading is
-what takes the time.
+At the few rows of a decode or verify step a product costs what reading its weight costs, if the rows are few enough
+and the kernel is good. oneDNN reads a bfloat16 weight in rows of 64 columns at half the speed of its own blocked
+layout; in float32 torch asks MKL, which takes twice to four times as long as oneDNN's blocked layout for 4 to 16 rows
+(and 15 rows cost it more than 16). torch keeps that layout behind `mkldnn::_reorder_linear_weight` and
+`mkldnn::_linear_pointwise`, which its compiler uses for frozen graphs. Sums are float32 and rounded once, as torch's
+own are, in another order. A weight that was used stands in memory twice. What is left to torch: bfloat16 on a CPU
+without bfloat16 units, where the conversion and not the reading is what takes the time, and float32 of one to three
+rows.
 """
 
 from collections.abc import Callable
@@ -16,19 +17,27 @@ from typing import Any
 import torch
 
 TYPICAL_ROWS = 8  # what the layout is chosen for: a block of draft tokens; other sizes use it as well
+FLOAT32_ROWS = 4  # from here on oneDNN is the faster one in float32
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor | None:
     """Return x [N, K] @ weight [M, K].T + bias [M]; None where torch's own product must do it."""
     if torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad):
         return None
-    if x.dtype is not torch.bfloat16 or x.numel() == 0:  # before a layout is made that would not be used
+    if weight.dtype is not x.dtype or x.numel() == 0 or not _pays(x):  # before a layout that would not be used
         return None
     packed = _packed(weight)
     if packed is None:
         return None
     found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
     return found
+
+
+def _pays(x: torch.Tensor) -> bool:
+    """Return whether oneDNN's layout is the faster one for rows [..., K]."""
+    if x.dtype is torch.float32:
+        return torch.backends.mkldnn.is_available() and x.numel() >= FLOAT32_ROWS * x.shape[-1]
+    return x.dtype is torch.bfloat16 and served()
 
 
 @cache
@@ -44,9 +53,7 @@ def multiplies() -> bool:
 
 def _packed(weight: torch.Tensor) -> torch.Tensor | None:
     """Return the weight in oneDNN's layout, made on first use and again when the weight was written to."""
-    if weight.dtype is not torch.bfloat16 or weight.dim() != 2 or not served():
-        return None
-    return kept_with(weight, "_spec_ext_packed", _reordered)
+    return None if weight.dim() != 2 else kept_with(weight, "_spec_ext_packed", _reordered)
 
 
 def _reordered(weight: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.skipif(not packed.multiplies(), reason="this CPU does n
 
 HALF_ULP = 2.0**-8  # of bfloat16, relative: what one rounding to nearest may move a number by
 EPS = torch.finfo(torch.float32).eps
+DTYPES = (torch.bfloat16, torch.float32)
 
 
 @pytest.fixture(autouse=True)
@@ -21,27 +22,33 @@ def laid_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed, "served", lambda: True)
 
 
-def weight_of(rows: int, columns: int) -> "torch.nn.Parameter":
-    return torch.nn.Parameter(torch.randn(rows, columns).bfloat16(), requires_grad=False)
+def weight_of(rows: int, columns: int, dtype: "torch.dtype" = torch.bfloat16) -> "torch.nn.Parameter":
+    return torch.nn.Parameter(torch.randn(rows, columns).to(dtype), requires_grad=False)
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 7, 8, 33, 200])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 8), (64, 64), (961, 576), (4099, 64)])
 @pytest.mark.parametrize("biased", [False, True])
-def test_the_product_is_a_float32_sum_rounded_once(tokens: int, rows: int, columns: int, biased: bool) -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_product_is_a_float32_sum_rounded_once(
+    tokens: int, rows: int, columns: int, biased: bool, dtype: "torch.dtype"
+) -> None:
     """Whatever the order of the sum: torch's own product is held to the same bound."""
-    x, weight = torch.randn(tokens, columns).bfloat16(), weight_of(rows, columns)
-    bias = torch.randn(rows).bfloat16() if biased else None
+    x, weight = torch.randn(tokens, columns).to(dtype), weight_of(rows, columns, dtype)
+    bias = torch.randn(rows).to(dtype) if biased else None
     terms = x.abs().double() @ weight.abs().double().T
     exact = x.double() @ weight.double().T
     if bias is not None:
         terms, exact = terms + bias.abs().double(), exact + bias.double()
     summed = (columns + 1) * EPS * terms
-    for found in (packed.product(x, weight, bias), torch.nn.functional.linear(x, weight, bias)):
-        assert found is not None
-        assert found.dtype is torch.bfloat16
-        error = (found.double() - exact).abs()
-        assert (error <= summed + HALF_ULP * (exact.abs() + summed)).all(), (error - summed).max()
+    rounded = HALF_ULP if dtype is torch.bfloat16 else 0.0  # float32 sums are stored as they are
+    ours = packed.product(x, weight, bias)
+    assert (ours is None) == (dtype is torch.float32 and tokens < packed.FLOAT32_ROWS)
+    for found in (ours, torch.nn.functional.linear(x, weight, bias)):
+        if found is not None:
+            assert found.dtype is dtype
+            error = (found.double() - exact).abs()
+            assert (error <= summed + rounded * (exact.abs() + summed)).all(), (error - summed).max()
 
 
 def close(x: "torch.Tensor", weight: "torch.Tensor") -> bool:
@@ -55,12 +62,13 @@ def test_three_dimensions_stay() -> None:
     assert close(torch.randn(2, 3, 16).bfloat16(), weight_of(5, 16))
 
 
-def test_a_weight_that_was_written_to_is_laid_out_again() -> None:
-    x, weight = torch.randn(4, 16).bfloat16(), weight_of(32, 16)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_weight_that_was_written_to_is_laid_out_again(dtype: "torch.dtype") -> None:
+    x, weight = torch.randn(4, 16).to(dtype), weight_of(32, 16, dtype)
     assert close(x, weight)
     weight.copy_(torch.randn(32, 16))
     assert close(x, weight)
-    weight.data = torch.randn(32, 16).bfloat16()
+    weight.data = torch.randn(32, 16).to(dtype)
     assert close(x, weight)
 
 
