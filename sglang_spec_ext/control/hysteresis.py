@@ -4,8 +4,8 @@ A switch happens only if the predicted gain exceeds the margin, the last switch 
 the gain over the expected stay pays the switch. The margin starts at `min_gain` and halves each time a
 better arm has waited `patience_steps`, down to a quarter or the noise of the prediction: a small gain that
 lasts is worth taking. Inside one dwell there is at most one free switch, so A -> B -> A cannot happen
-there. A trial (trial.py) ends with its dwell and without a margin: both arms are measured by then, and the
-one that was left has no claim beyond being better. A cap that forbids the arm in use is obeyed at once;
+there. After a trial (trial.py), in the dwell after its own, a better arm needs no margin: both arms are measured
+by then, and the tried one has no claim beyond being better. A cap that forbids the arm in use is obeyed at once;
 going back up is a free switch, and the caller offers only arms that were allowed during the whole last dwell.
 """
 
@@ -61,7 +61,6 @@ class Hysteresis:
         """
         if arm == self.arm or gain <= 0.0:
             self._better_since = None
-            self._on_trial = self._on_trial and not self.rested(step)
             return self.arm, Reason.BEST
         if self._better_since is None:
             self._better_since = step
@@ -75,7 +74,7 @@ class Hysteresis:
 
     def margin(self, step: int, noise: float) -> float:
         """Gain that a better arm must exceed at `step`."""
-        if self._on_trial:
+        if self._on_trial and step - self.last_switch < 2 * self.settings.dwell_steps:
             return 0.0
         since = step if self._better_since is None else self._better_since
         waited = (step - since) // self.settings.patience_steps

@@ -1,8 +1,8 @@
 """The cost table corrected by serving: residuals of the target pass, noise, and a report of drift.
 
 The start-up profile is a prior. Each step's measured time gives a log ratio of reality to the table, which
-`size_filter.py` divides between all sizes and the power-of-two bin of the token count. A known size whose time moves
-is a drift: nothing is learnt from its first steps, and if it lasts, all sizes shift.
+`size_filter.py` divides between all sizes and the one that ran. A known size whose time moves is a drift: nothing is
+learnt from its first steps, and if it lasts, all sizes shift.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sglang_spec_ext.control.cost import CostTable
-from sglang_spec_ext.control.size_filter import SizeBin, SizeFilter
+from sglang_spec_ext.control.size_filter import Knot, Size, SizeFilter
 from sglang_spec_ext.records import FloatArray, IntArray
 
 WINDOW_STEPS = 200  # of the exponential windows of the draft's ratio and of the noise
@@ -21,7 +21,8 @@ LOOKUPS = 4096  # table lookups that are kept
 SURPRISE_STEPS = 16  # of the fast window that notices drift after correction
 DRIFT_SIGMAS = 4.0
 DRIFT_FLOOR = 0.03  # a smaller standing error than 3 % is not worth a warning
-SETTLING_STEPS = 8  # before these, any error may be bias
+SETTLING_STEPS = 8  # before these, any error may be bias, and noise is not known but taken for EARLY_SD
+EARLY_SD = 0.1
 CLIP = 0.5  # largest log ratio one step may bring in once noise is known: a stall is no trend
 
 
@@ -39,9 +40,9 @@ class LiveCost:
     dropped: int = 0
     shifts: int = 0  # lasting changes of all times together
     _drift: list[float] = field(default_factory=list)  # errors of the drift under way
-    _steps_at: Counter[SizeBin] = field(default_factory=Counter)
+    _steps_at: Counter[Knot] = field(default_factory=Counter)
     _looked_up: dict[tuple[int, int, int, int], float] = field(default_factory=dict)
-    _ratios: dict[SizeBin, float] = field(default_factory=dict)  # corrections until the next observation
+    _ratios: dict[tuple[int, int], float] = field(default_factory=dict)  # corrections until the next observation
 
     @property
     def fixed_s(self) -> float:
@@ -54,23 +55,23 @@ class LiveCost:
 
     def verify_s(self, tokens: int, batch: int, context_len: int = 0) -> float:
         """Corrected seconds of a target pass."""
-        key = bucket, _ = self.size_bin(tokens, context_len)
-        ratio = self._ratios.get(key)
+        bucket = self.table.bucket_index(context_len)
+        ratio = self._ratios.get((bucket, tokens))
         if ratio is None:
-            ratio = self._ratios[key] = exp(self.sizes.ratio(key, self.steps))
+            ratio = exp(self.sizes.ratio(Size.of(bucket, tokens), self.steps))
+            self._ratios[bucket, tokens] = ratio
         return self._tabulated(-1, tokens, batch, bucket) * ratio
 
-    def size_bin(self, tokens: int, context_len: int = 0) -> SizeBin:
-        """Return what names the size of a target pass: its context bucket and the power of two of its tokens."""
-        return self.table.bucket_index(context_len), tokens.bit_length()
+    def known(self, tokens: int, context_len: int = 0) -> bool:
+        """Return whether serving has measured this size, or one near it, for SURPRISE_STEPS steps."""
+        return self._steps_at[self._size(tokens, context_len).nearest] >= SURPRISE_STEPS
 
-    def steps_at(self, size: SizeBin) -> int:
-        """Return how many steps of a size serving has measured."""
-        return self._steps_at[size]
-
-    def spread(self, one: SizeBin, other: SizeBin) -> float:
+    def spread(self, tokens: int, others: int, context_len: int = 0) -> float:
         """Return the standard deviation of the log ratio of two sizes' times, beyond what the table says."""
-        return self.sizes.spread(one, other, self.steps)
+        return self.sizes.spread(self._size(tokens, context_len), self._size(others, context_len), self.steps)
+
+    def _size(self, tokens: int, context_len: int) -> Size:
+        return Size.of(self.table.bucket_index(context_len), tokens)
 
     def _tabulated(self, k: int, tokens: int, batch: int, bucket: int) -> float:
         """Look up draft (k >= 0) or target (tokens >= 0) seconds; the same sizes come back every step."""
@@ -87,10 +88,12 @@ class LiveCost:
     def verify_many(self, tokens: IntArray, batch: int, context_len: int = 0) -> FloatArray:
         """Corrected seconds [N] of target passes over tokens [N]."""
         bucket = self.table.bucket_index(context_len)
-        size_bins = np.frexp(tokens)[1]
-        low, high = int(size_bins.min()), int(size_bins.max())
-        ratios = np.exp([self.sizes.ratio((bucket, size), self.steps) for size in range(low, high + 1)])
-        result: FloatArray = self.table.verify_many(tokens, batch, context_len) * ratios[size_bins - low]
+        fraction, power = np.frexp(tokens)
+        low, high = int(power.min()) - 1, int(power.max())
+        knots = [self.sizes.ratio(Size.of(bucket, 1 << knot), self.steps) for knot in range(low, high + 1)]
+        at = power - 1 - low + (2.0 * fraction - 1.0)
+        ratios = np.exp(np.interp(at, np.arange(len(knots)), knots))
+        result: FloatArray = self.table.verify_many(tokens, batch, context_len) * ratios
         return result
 
     def observe(
@@ -124,24 +127,25 @@ class LiveCost:
         if not _usable(verify_s):
             self.dropped += 1
             return
-        key = self.size_bin(tokens, context_len)
-        raw = log(verify_s / self._tabulated(-1, tokens, batch, bucket)) - self.sizes.ratio(key, self.steps)
-        self._learn(raw, key)
+        size = Size.of(bucket, tokens)
+        raw = log(verify_s / self._tabulated(-1, tokens, batch, bucket)) - self.sizes.ratio(size, self.steps)
+        self._learn(raw, size)
 
-    def _learn(self, raw: float, size: SizeBin) -> None:
+    def _learn(self, raw: float, size: Size) -> None:
         """Take in what one target pass took beyond its prediction, a log ratio."""
         limit = max(CLIP, DRIFT_SIGMAS * sqrt(self.variance)) if self.steps >= SETTLING_STEPS else inf
         error = min(max(raw, -limit), limit)
         self._ratios.clear()
         self.steps += 1
-        self._steps_at[size] += 1
-        if self._steps_at[size] > SURPRISE_STEPS:  # a new size may be off by itself; a known one that moves is news
+        self._steps_at[size.nearest] += 1
+        if self._steps_at[size.nearest] > SURPRISE_STEPS:  # a new size may be off by itself; a known one is news
             self.surprise += (error - self.surprise) / SURPRISE_STEPS
         if self.drifting:
             self._wait_for_a_shift(raw)
             return
         self._drift.clear()
-        self.sizes.learn(size, error, noise=self.variance, step=self.steps)
+        noise = max(self.variance, EARLY_SD**2) if self.steps <= SETTLING_STEPS else self.variance
+        self.sizes.learn(size, error, noise=noise, step=self.steps)
         if self.steps > 1:  # the first error is bias, not noise
             weight = max(1.0 / (self.steps - 1), 1.0 / WINDOW_STEPS)
             self.variance += weight * (error * error - self.variance)
@@ -173,7 +177,7 @@ class LiveCost:
 
     def report(self) -> dict[str, Any]:
         """Plain facts on table against reality: ratios are measured over tabulated seconds."""
-        worst = max((abs(self.sizes.ratio(size, self.steps)) for size in self._steps_at), default=0.0)
+        worst = max(map(abs, self.sizes.ratios(self.steps)), default=0.0)
         return {
             "steps": self.steps,
             "dropped": self.dropped,

@@ -10,8 +10,7 @@ of a dwell is lost, and next to nothing after it.
 from collections.abc import Iterable
 from math import exp
 
-from sglang_spec_ext.control.live_cost import SURPRISE_STEPS, LiveCost
-from sglang_spec_ext.control.size_filter import SizeBin
+from sglang_spec_ext.control.live_cost import LiveCost
 from sglang_spec_ext.control.tiers import Score
 from sglang_spec_ext.records import BatchState
 
@@ -24,8 +23,8 @@ class Trials:
 
     def __init__(self) -> None:
         self.begun = 0
-        self._not_before: dict[SizeBin, int] = {}  # step of the next trial that a size may have
-        self._pause: dict[SizeBin, int] = {}
+        self._not_before: dict[int, int] = {}  # step of the next trial of a size, by power of two of its tokens
+        self._pause: dict[int, int] = {}
 
     def pick(self, step: int, batch: BatchState, current: Score, others: Iterable[Score], cost: LiveCost) -> int | None:
         """Return the most hopeful K to try at a step in place of the one in use, and count it as tried.
@@ -33,24 +32,21 @@ class Trials:
         None while the size in use is not measured itself, in a step with prompts, and where no other K is both
         uncertain and within reach.
         """
-
-        def size_of(score: Score) -> SizeBin:
-            return cost.size_bin(batch.num_reqs * (score.k + 1), batch.context_len)
-
-        in_use = size_of(current)
-        if batch.prefill_tokens or cost.steps_at(in_use) < SURPRISE_STEPS:
+        reqs, context = batch.num_reqs, batch.context_len
+        in_use = reqs * (current.k + 1)
+        if batch.prefill_tokens or not cost.known(in_use, context):
             return None
         best, best_rate = None, current.rate
         for score in others:
-            size = size_of(score)
-            if step < self._not_before.get(size, 0):
+            tokens = reqs * (score.k + 1)
+            if step < self._not_before.get(tokens.bit_length(), 0):
                 continue
-            spread = cost.spread(in_use, size)
+            spread = cost.spread(in_use, tokens, context)
             if spread > WORTHWHILE and score.rate * exp(spread) > best_rate:
                 best, best_rate = score, score.rate * exp(spread)
         if best is None:
             return None
-        size = size_of(best)
+        size = (reqs * (best.k + 1)).bit_length()
         pause = self._pause.get(size, PAUSE_STEPS)
         self._not_before[size], self._pause[size] = step + pause, 2 * pause
         self.begun += 1

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_spec_ext.control.size_filter import COMMON_SD, FADE_STEPS, SIZE_SD, WINDOW_STEPS, SizeFilter
+from sglang_spec_ext.control.size_filter import COMMON_SD, FADE_STEPS, SIZE_SD, WINDOW_STEPS, Size, SizeFilter
 
-A, B, C = (0, 4), (0, 5), (0, 6)
+A, B, C = (Size.of(0, tokens) for tokens in (16, 32, 64))
 NOISE = 0.02**2
 
 
-def teach(filter_: SizeFilter, size: tuple[int, int], truth: float, steps: int, start: int, sd: float = 0.0) -> int:
+def teach(filter_: SizeFilter, size: Size, truth: float, steps: int, start: int, sd: float = 0.0) -> int:
     """Let `steps` steps of a size take exp(`truth`) times what the table says; return the last step."""
     rng = np.random.default_rng(start)
     for step in range(start + 1, start + steps + 1):
@@ -87,7 +87,7 @@ def test_a_size_that_was_away_is_learnt_anew():
 
 @given(
     st.lists(
-        st.tuples(st.integers(0, 4), st.floats(-1.0, 1.0), st.floats(0.0, 0.5), st.integers(1, 3000)),
+        st.tuples(st.integers(1, 70), st.floats(-1.0, 1.0), st.floats(0.0, 0.5), st.integers(1, 3000)),
         min_size=1,
         max_size=60,
     )
@@ -97,7 +97,7 @@ def test_any_history_leaves_a_covariance(history):
     filter_, step = SizeFilter(), 0
     for size, error, noise, gap in history:
         step += gap
-        filter_.learn((0, size), error, noise=noise, step=step)
+        filter_.learn(Size.of(0, size), error, noise=noise, step=step)
         values = np.linalg.eigvalsh(filter_._cov)
         assert np.isfinite(filter_._mean).all()
         assert values.min() >= -1e-9 * values.max()
