@@ -47,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", required=True, help="folder of the target model")
     parser.add_argument("--draft", required=True, help="folder of the draft model")
     parser.add_argument("--algorithm", default="DSPARK", help="EAGLE3, DFLASH or DSPARK")
-    parser.add_argument("--mode", default="shadow", choices=("off", "shadow", "adaptive"))
+    parser.add_argument("--mode", default="adaptive", choices=("off", "shadow", "adaptive"))
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"))
     parser.add_argument("--max-tokens", type=int, default=96)
 

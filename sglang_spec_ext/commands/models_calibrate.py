@@ -1,4 +1,4 @@
-"""`spec-ext models calibrate FOLDER`: temperatures for a DSpark draft's confidence, with a plot."""
+"""`spec-ext models calibrate FOLDER`: temperatures for a DSpark draft's confidence, or a new head, with a plot."""
 
 import argparse
 import dataclasses
@@ -26,6 +26,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=["validation"],
         help="whose answers to use: both for text of a seed that the draft was not trained on",
     )
+    parser.add_argument(
+        "--refit",
+        action="store_true",
+        help="fit the confidence head anew on the first half of the texts, and replace it in the folder",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -33,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
     """Fit on one half of the held-back text, judge on the other, write sts*.json and reliability*.png."""
     import torch
 
+    from sglang_spec_ext.models.confidence_fit import fit_head, write_head
     from sglang_spec_ext.models.drafts_load import load_block_draft
     from sglang_spec_ext.models.features import load_samples
     from sglang_spec_ext.models.target import Target
@@ -43,7 +49,9 @@ def run(args: argparse.Namespace) -> int:
     if not draft.shape.markov_rank:
         raise UsageError(f"models calibrate: {args.folder} must be a DSpark draft; DFlash has no confidence head")
     samples = [sample for split in args.splits for sample in load_samples(args.text, split)]
-    record = validate_block(draft, samples, head=target.head, stride=3)
+    record = validate_block(draft, samples, head=target.head, stride=3, keep_features=args.refit)
+    if args.refit:
+        record.rescore(*write_head(args.folder, *fit_head(*record.fitted(half=0))))
     results: dict[str, Any] = {}
     for label, greedy in (("sampled", False), ("greedy", True)):
         halves = [tuple(part.numpy() for part in record.survival(greedy=greedy, half=half)) for half in (0, 1)]

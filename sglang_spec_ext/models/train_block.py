@@ -218,12 +218,19 @@ class BlockTrainer:
 
 @torch.inference_mode()
 def validate_block(
-    draft: BlockDraft, samples: Sequence[Sample], *, head: Tensor, stride: int = 12, batch_size: int = 8
+    draft: BlockDraft,
+    samples: Sequence[Sample],
+    *,
+    head: Tensor,
+    stride: int = 12,
+    batch_size: int = 8,
+    keep_features: bool = False,
 ) -> Validation:
     """Measure a block draft on whole texts, over the full vocabulary, with the target's own tokens as prefix.
 
     With an accepted prefix the tokens before a place are the target's, so this gives the greedy acceptance
-    exactly for texts that were decoded greedily, and the sampled one in expectation for the others.
+    exactly for texts that were decoded greedily, and the sampled one in expectation for the others. `keep_features`
+    keeps what the confidence head reads.
     """
     shape, head = draft.shape, head.float()
     markov_out = draft.markov_out(torch.arange(len(head))) if shape.markov_rank else None
@@ -250,5 +257,7 @@ def validate_block(
                 latent = draft.latent(batch.tokens[row][position])
                 logits += latent @ markov_out.T
                 confidence = draft.confidence_logit(hidden[row, keep], latent)
+                if keep_features:
+                    record.features.append(torch.cat([hidden[row, keep], latent], -1))
             record.add(logits, batch.final[row][position] @ head.T, sample=sample, confidence=confidence)
     return record

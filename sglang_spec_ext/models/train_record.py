@@ -40,7 +40,8 @@ class Validation:
     """Per draft place: greedy agreement and overlap 1 - TV, one row per anchor.
 
     `agrees` holds [n, drafts] bool of greedy texts; `overlap` [n, drafts] of sampled texts; `confidence`
-    [n, drafts] logits beside `overlap` of all texts, with `greedy` [n] bool telling the two apart.
+    [n, drafts] logits beside `overlap` of all texts, with `greedy` [n] bool telling the two apart; `features`
+    [n, drafts, f] what the confidence head read, where that is kept.
     """
 
     num_drafts: int
@@ -48,6 +49,7 @@ class Validation:
     overlap: list[Tensor] = field(default_factory=list)
     confidence: list[Tensor] = field(default_factory=list)
     greedy: list[Tensor] = field(default_factory=list)
+    features: list[Tensor] = field(default_factory=list)
 
     @classmethod
     def empty(cls, num_drafts: int) -> "Validation":
@@ -80,6 +82,14 @@ class Validation:
         reached = torch.cat(self.agrees)[torch.cat(self.greedy)].float().cumprod(-1).mean(0)
         before = torch.cat([torch.ones(1), reached[:-1]])
         return (reached / before.clamp(min=1e-9)).tolist()
+
+    def fitted(self, half: int) -> tuple[Tensor, Tensor]:
+        """Return features [n, drafts, f] of every other text, and the chance [n, drafts] that a draft is accepted."""
+        return torch.cat(self.features[half::2]), torch.cat(self.overlap[half::2]).clamp(0.0, 1.0)
+
+    def rescore(self, weight: Tensor, bias: Tensor) -> None:
+        """Take the confidence logits of another head: `weight` [f], `bias` []."""
+        self.confidence = [features @ weight + bias for features in self.features]
 
     def survival(self, *, greedy: bool, half: int) -> tuple[Tensor, Tensor]:
         """Return confidence logits and the survival that they should predict, [n, drafts] float32 each.

@@ -59,6 +59,16 @@ def test_the_best_other_is_of_the_same_draft():
     assert level["ratio_to_best"]["DSPARK adaptive"]["of"] == "DSPARK stock compact"
 
 
+def test_the_best_may_be_chosen_by_the_other_rounds():
+    """K=7 is best in rounds two and three, compact in one and three, K=7 in one and two."""
+    (level,) = reporting.aggregate(LEVEL, SETUPS)["levels"]
+    found = level["ratio_to_best_of_other_rounds"]["DSPARK adaptive"]
+    assert found == {"median": 21 / 20, "min": 1.0, "max": 33 / 25, "runs": 3}
+    two_rounds = [sample for sample in LEVEL if sample["round"] < 2]
+    (level,) = reporting.aggregate(two_rounds, SETUPS)["levels"]
+    assert level["ratio_to_best_of_other_rounds"] == {"DSPARK adaptive": None}
+
+
 def test_summary_is_worst_and_mean_over_levels():
     second = samples(8, **{"no speculation": [10], "DSPARK K=7": [5], "DSPARK adaptive": [9]})
     found = reporting.aggregate([*LEVEL, *second, *MOVING], SETUPS)
