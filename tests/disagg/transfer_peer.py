@@ -18,7 +18,7 @@ from unittest.mock import MagicMock
 
 ROLE = sys.argv[1]
 SLOTS, HIDDEN, TOPK, VOCAB, KV_SLOTS = 6, 96, 20, 1000, 64
-OPTIONS = {}  # of the scenario at hand: stock, transport, policy, key, capability, stock_hidden, topk
+OPTIONS = {}  # of the scenario at hand: stock, transport, policy, key, late_grace_s, capability, stock_hidden, topk
 DEADLINE_S = 20.0
 
 
@@ -62,6 +62,7 @@ def make_session():
         transport=OPTIONS.get("transport", "aux"),
         policy=MismatchPolicy(OPTIONS.get("policy", "degrade")),
         key=OPTIONS["key"].encode() if "key" in OPTIONS else None,
+        late_grace_s=OPTIONS.get("late_grace_s", PdOptions().late_grace_s),
     )
     ours = capability(**OPTIONS.get("capability", {}))
     return PdSession(ours, role=ROLE, num_slots=SLOTS, options=options, counters=PdCounters())
