@@ -88,11 +88,7 @@ class LiveCost:
     def verify_many(self, tokens: IntArray, batch: int, context_len: int = 0) -> FloatArray:
         """Corrected seconds [N] of target passes over tokens [N]."""
         bucket = self.table.bucket_index(context_len)
-        fraction, power = np.frexp(tokens)
-        low, high = int(power.min()) - 1, int(power.max())
-        knots = [self.sizes.ratio(Size.of(bucket, 1 << knot), self.steps) for knot in range(low, high + 1)]
-        at = power - 1 - low + (2.0 * fraction - 1.0)
-        ratios = np.exp(np.interp(at, np.arange(len(knots)), knots))
+        ratios = np.exp(self.sizes.ratio_many(bucket, tokens, self.steps))
         result: FloatArray = self.table.verify_many(tokens, batch, context_len) * ratios
         return result
 

@@ -68,11 +68,10 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     meaning: dict[str, str] = {}
 
     @property
-    def profiled(self) -> list[tuple[int, float]]:
-        """Tokens and seconds of a target pass as a start-up profile would give them."""
-        points, bias = self.cost.verify_s_by_tokens, self.profile_bias
-        factors = bias if isinstance(bias, list) else [bias] * len(points)
-        return [(tokens, seconds * factor) for (tokens, seconds), factor in zip(points, factors, strict=True)]
+    def biases(self) -> list[float]:
+        """`profile_bias` of every point of `cost.verify_s_by_tokens`."""
+        bias = self.profile_bias
+        return bias if isinstance(bias, list) else [bias] * len(self.cost.verify_s_by_tokens)
 
 
 def load_scenario(text: str | bytes) -> Scenario:
@@ -84,14 +83,14 @@ def load_scenario(text: str | bytes) -> Scenario:
         check_points("cost.verify_s_by_tokens", [p for p, _ in points], [s for _, s in points])
     except (msgspec.DecodeError, msgspec.ValidationError, ValueError) as error:
         raise ScenarioError(f"scenario: {error}") from error
-    bias = scenario.profile_bias
-    if isinstance(bias, list) and len(bias) != len(points):
+    biases = scenario.biases
+    if len(biases) != len(points):
         raise ScenarioError(
-            f"profile_bias: needs one number, or one for each of the {len(points)} points, got {len(bias)}"
+            f"profile_bias: needs one number, or one for each of the {len(points)} points, got {len(biases)}"
         )
     positive = {
         "cost.draft_s_per_pass": scenario.cost.draft_s_per_pass,
-        "profile_bias": min(bias) if isinstance(bias, list) else bias,
+        "profile_bias": min(biases),
     }
     for name, value in positive.items():
         if not value > 0:
@@ -169,7 +168,8 @@ class TrueCost:
 
 def profile_of(scenario: Scenario) -> CostTable:
     """Return the table a start-up profile would give: the truth times `profile_bias`."""
-    points, seconds = zip(*scenario.profiled, strict=True)
+    points, true_s = zip(*scenario.cost.verify_s_by_tokens, strict=True)
+    seconds = tuple(s * bias for s, bias in zip(true_s, scenario.biases, strict=True))
     captured = points[-1] if scenario.cost.kind == "stairs" else 0
     truth = TrueCost(scenario.cost, scenario.drafting)
     draft = []

@@ -9,9 +9,12 @@ sizes can be compared is a number, so that a size of which nothing is known can 
 """
 
 from math import exp, frexp, sqrt
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from sglang_spec_ext.records import FloatArray, IntArray
 
 Knot = tuple[int, int]  # context bucket, power of two
 
@@ -72,20 +75,24 @@ class SizeFilter:
                 found += weight * float(self._mean[place]) * self._kept(place, step)
         return found
 
+    def ratio_many(self, bucket: int, tokens: "IntArray", step: int) -> "FloatArray":
+        """Return `ratio` [N] of sizes of `tokens` [N] in a context bucket."""
+        fraction, power = np.frexp(tokens)
+        low, high = int(power.min()) - 1, int(power.max())
+        knots = [self.ratio(Size.of(bucket, 1 << knot), step) for knot in range(low, high + 1)]
+        result: FloatArray = np.interp(power + 2.0 * fraction - 2.0, np.arange(low, high + 1), knots)
+        return result
+
     def ratios(self, step: int) -> list[float]:
         """Return the log ratios of all knots that were measured."""
         return [self.ratio(Size(knot, knot, 0.0), step) for knot in self._places]
 
-    def spread(self, one: Size, other: Size | None, step: int) -> float:
-        """Return the standard deviation of the difference between the log ratios of two sizes.
-
-        Without another size, that of the log ratio of one.
-        """
+    def spread(self, one: Size, other: Size, step: int) -> float:
+        """Return the standard deviation of the difference between the log ratios of two sizes; c cancels in it."""
         row: dict[Knot, float] = dict(one.weights)
-        for knot, weight in [] if other is None else other.weights:
+        for knot, weight in other.weights:
             row[knot] = row.get(knot, 0.0) - weight
         known, variance = np.zeros(len(self._mean)), 0.0
-        known[0] = 1.0 if other is None else 0.0
         for knot, weight in row.items():
             place = self._places.get(knot)
             kept = 0.0 if place is None else self._kept(place, step)

@@ -174,4 +174,9 @@ class BlockDraft(nn.Module):
 
     def confidence_logit(self, hidden: Tensor, latent: Tensor) -> Tensor:
         """Return the logit of 'this draft is accepted, given that the earlier ones were', [...]."""
-        return self.confidence_head["proj"](torch.cat([hidden, latent], -1))[..., 0]
+        return self.confidence_head["proj"](self.confidence_features(hidden, latent))[..., 0]
+
+    @staticmethod
+    def confidence_features(hidden: Tensor, latent: Tensor) -> Tensor:
+        """Return what the confidence head reads, [..., hidden + rank]."""
+        return torch.cat([hidden, latent], -1)

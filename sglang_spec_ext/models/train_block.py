@@ -258,6 +258,6 @@ def validate_block(
                 logits += latent @ markov_out.T
                 confidence = draft.confidence_logit(hidden[row, keep], latent)
                 if keep_features:
-                    record.features.append(torch.cat([hidden[row, keep], latent], -1))
+                    record.features.append(draft.confidence_features(hidden[row, keep], latent))
             record.add(logits, batch.final[row][position] @ head.T, sample=sample, confidence=confidence)
     return record

@@ -84,8 +84,13 @@ class Validation:
         return (reached / before.clamp(min=1e-9)).tolist()
 
     def fitted(self, half: int) -> tuple[Tensor, Tensor]:
-        """Return features [n, drafts, f] of every other text, and the chance [n, drafts] that a draft is accepted."""
-        return torch.cat(self.features[half::2]), torch.cat(self.overlap[half::2]).clamp(0.0, 1.0)
+        """Return features [n, drafts, f] of a half of the texts, and the chance [n, drafts] that a draft is accepted.
+
+        The halves are those of `survival`, so that what was fitted on one is judged on texts of the other alone.
+        """
+        texts = [*self._texts(greedy=False, half=half), *self._texts(greedy=True, half=half)]
+        features, accepted = ([part[i] for i in texts] for part in (self.features, self.overlap))
+        return torch.cat(features), torch.cat(accepted).clamp(0.0, 1.0)
 
     def rescore(self, weight: Tensor, bias: Tensor) -> None:
         """Take the confidence logits of another head: `weight` [f], `bias` []."""
@@ -97,6 +102,9 @@ class Validation:
         `half` 0 or 1 takes every other text: rows of one text are alike, so no text is in both.
         On greedy texts survival is 0 or 1; on sampled ones it is the product of acceptance probabilities.
         """
-        texts = [i for i, rows in enumerate(self.greedy) if bool(rows[0]) == greedy][half::2]
+        texts = self._texts(greedy=greedy, half=half)
         accepted = torch.cat([(self.agrees if greedy else self.overlap)[i] for i in texts]).float()
         return torch.cat([self.confidence[i] for i in texts]), accepted.cumprod(-1)
+
+    def _texts(self, *, greedy: bool, half: int) -> list[int]:
+        return [i for i, rows in enumerate(self.greedy) if bool(rows[0]) == greedy][half::2]

@@ -101,3 +101,11 @@ def test_any_history_leaves_a_covariance(history):
         values = np.linalg.eigvalsh(filter_._cov)
         assert np.isfinite(filter_._mean).all()
         assert values.min() >= -1e-9 * values.max()
+
+
+def test_many_sizes_at_once_are_each_of_them():
+    filter_ = SizeFilter()
+    step = teach(filter_, Size.of(0, 48), 0.2, 30, teach(filter_, A, -0.1, 30, 0))
+    tokens = np.array([1, 15, 16, 17, 31, 33, 48, 63, 64, 65, 200])
+    one_by_one = [filter_.ratio(Size.of(0, int(count)), step) for count in tokens]
+    assert filter_.ratio_many(0, tokens, step) == pytest.approx(one_by_one)

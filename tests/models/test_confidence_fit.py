@@ -57,8 +57,24 @@ def test_a_record_is_rescored_by_another_head():
     record = Validation.empty(2)
     record.features = [torch.ones(3, 2, 4), torch.zeros(1, 2, 4)]
     record.overlap = [torch.full((3, 2), 0.5), torch.full((1, 2), 1.0001)]
+    record.greedy = [torch.zeros(3, dtype=torch.bool), torch.zeros(1, dtype=torch.bool)]
     record.rescore(torch.tensor([1.0, 2.0, 0.0, 0.0]), torch.tensor(-1.0))
     assert [part.tolist() for part in record.confidence] == [[[2.0, 2.0]] * 3, [[-1.0, -1.0]]]
     features, accepted = record.fitted(half=1)
     assert features.shape == (1, 2, 4)
     assert accepted.tolist() == [[1.0, 1.0]]
+
+
+def test_no_text_is_both_fitted_and_judged():
+    """Greedy and sampled texts in an order that halves of all texts would not keep apart."""
+    record = Validation.empty(1)
+    for number, greedy in enumerate((True, False, False, True, True, False, True, False)):
+        record.greedy.append(torch.tensor([greedy]))
+        for part in (record.features, record.confidence):
+            part.append(torch.full((1, 1, 1), float(number)))
+        record.overlap.append(torch.ones(1, 1))
+        record.agrees.append(torch.ones(1, 1))
+    fitted = set(record.fitted(half=0)[0].flatten().tolist())
+    judged = {x for greedy in (True, False) for x in record.survival(greedy=greedy, half=1)[0].flatten().tolist()}
+    assert not fitted & judged
+    assert len(fitted | judged) == 8
