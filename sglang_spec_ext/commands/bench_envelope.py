@@ -11,6 +11,7 @@ import platform
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -94,33 +95,48 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _measure(args: argparse.Namespace) -> dict[str, Any]:
-    from sglang_spec_ext.commands import bench_envelope_load as load
-    from sglang_spec_ext.commands.bench_envelope_fleet import Fleet
-    from sglang_spec_ext.commands.bench_envelope_measure import Bench
+    """Measure draft by draft, so that no more servers are alive than one draft needs."""
+    from sglang_spec_ext.commands.bench_envelope_measure import Measured
 
     began = time.monotonic()
-    choice = _choice(args)
-    alive = args.alive if args.alive is not None else None if selection.selected() else 1
-    specs = setting.servers(choice)
-    with tempfile.TemporaryDirectory() as scratch, Fleet(specs, alive=alive, home=Path(scratch)) as fleet:
-        left_out: dict[str, str] = {}
-        if any(spec.needs_table for spec in specs):
-            fleet.table = args.sps_table or _table(args, choice, left_out)
-        setups = setting.setups(specs, _tiers(fleet, specs, left_out), choice.kinds)
-        amount = _amount(args, began, side_by_side=alive is None or alive >= len(specs))
-        found = Bench(fleet, setups, load.Prompts(choice.target), amount, _say).run()
+    choice, rounds = _choice(args), args.rounds or (1 if args.quick else 3)
+    limit = args.limit or (QUICK_S if args.quick else float("inf"))
+    found, setups, amount = Measured(), {}, None
+    for place, (algorithm, draft) in enumerate(choice.drafts.items()):
+        if found.interrupted:
+            break
+        until = began + limit * (place + 1) / len(choice.drafts)  # as much for each draft
+        amount = _amount(args, until, rounds, first_round=place * rounds)
+        setups |= _measure_draft(args, replace(choice, drafts={algorithm: draft}), amount, found)
+    setups = dict(sorted(setups.items(), key=lambda named: not named[1].family))  # no speculation below the drafts
     facts: dict[str, Any] = {
-        "setups": {setup.name: {"family": setup.family, "role": str(setup.role)} for setup in setups},
+        "setups": {name: {"family": setup.family, "role": str(setup.role)} for name, setup in setups.items()},
         "samples": found.samples,
         "series": found.series,
-        "left_out": left_out | found.left_out,
+        "left_out": found.left_out,
         "inactive": found.inactive,
-        "load": {"rounds": amount.rounds, "tokens": amount.tokens, "cell_s": amount.cell_s, "quick": args.quick,
-                 "side_by_side": amount.side_by_side},
+        "load": {"rounds": rounds, "tokens": amount.tokens, "cell_s": amount.cell_s, "quick": args.quick},
         "model": {"target": choice.target.name, "dtype": choice.dtype,
                   "drafts": {name: path.name for name, path in choice.drafts.items()}},
     }  # fmt: skip
     return {**reporting.aggregate(found.samples, facts["setups"]), **facts, **_circumstances()}
+
+
+def _measure_draft(args: argparse.Namespace, choice: setting.Choice, amount: Any, found: Any) -> dict[str, Any]:
+    """Measure the settings of one draft and no speculation, adding to `found`; returns the settings by name."""
+    from sglang_spec_ext.commands import bench_envelope_load as load
+    from sglang_spec_ext.commands.bench_envelope_fleet import Fleet
+    from sglang_spec_ext.commands.bench_envelope_measure import Bench
+
+    alive = args.alive if args.alive is not None else None if selection.selected() else 1
+    specs = setting.servers(choice)
+    with tempfile.TemporaryDirectory() as scratch, Fleet(specs, alive=alive, home=Path(scratch)) as fleet:
+        if any(spec.needs_table for spec in specs):
+            fleet.table = args.sps_table or _table(args, choice, found.left_out)
+        setups = setting.setups(specs, _tiers(fleet, specs, found.left_out), choice.kinds)
+        together = alive is None or alive >= len(specs)
+        Bench(fleet, setups, load.Prompts(choice.target), amount, _say, side_by_side=together, found=found).run()
+    return {setup.name: setup for setup in setups}
 
 
 def _tiers(fleet: Any, specs: list[setting.ServerSpec], left_out: dict[str, str]) -> dict[str, list[int]]:
@@ -170,15 +186,12 @@ def _tokens(args: argparse.Namespace) -> int:
     return args.tokens or (32 if args.quick else 64)
 
 
-def _amount(args: argparse.Namespace, began: float, *, side_by_side: bool) -> Any:
+def _amount(args: argparse.Namespace, until: float, rounds: int, *, first_round: int) -> Any:
     from sglang_spec_ext.commands.bench_envelope_measure import Amount
 
-    rounds, cell_s = (1, 3.0) if args.quick else (3, 10.0)
-    limit = args.limit or (QUICK_S if args.quick else float("inf"))
     return Amount(
-        concurrency=_concurrency(args), rounds=args.rounds or rounds, tokens=_tokens(args),
-        cell_s=args.cell_seconds or cell_s, deadline=began + limit, side_by_side=side_by_side,
-        shifting=not args.no_shifting,
+        concurrency=_concurrency(args), rounds=rounds, first_round=first_round, tokens=_tokens(args),
+        cell_s=args.cell_seconds or (3.0 if args.quick else 10.0), deadline=until, shifting=not args.no_shifting,
     )  # fmt: skip
 
 

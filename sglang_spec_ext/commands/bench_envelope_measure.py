@@ -25,11 +25,11 @@ class Amount:
 
     concurrency: tuple[int, ...]
     rounds: int
+    first_round: int = 0  # number of the first one in the samples; their prompts are the same for every draft
     tokens: int  # of each answer
     cell_s: float  # seconds that the first setting of a level should take; the others do the same work
     deadline: float  # on time.monotonic(); what would start later is left out by name
     shifting: bool  # the shifting load follows the levels
-    side_by_side: bool  # all servers alive: settings alternate; else a server does all its loads in turn
 
 
 @dataclass
@@ -40,6 +40,7 @@ class Measured:
     left_out: dict[str, str] = field(default_factory=dict)
     inactive: dict[str, list[str]] = field(default_factory=dict)  # what a controller said that it could not do
     series: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    interrupted: bool = False
 
 
 @dataclass
@@ -51,6 +52,7 @@ class Bench:
     prompts: load.Prompts
     amount: Amount
     say: Callable[[str], None]
+    side_by_side: bool = True  # all servers alive: settings alternate; else a server does all its loads in turn
     waves: dict[int, int] = field(default_factory=dict)  # by concurrency, set by the first setting measured
     found: Measured = field(default_factory=Measured)
     _place: int = 0
@@ -67,18 +69,17 @@ class Bench:
         except KeyboardInterrupt:
             if not self.found.samples:
                 raise
+            self.found.interrupted = True
             self.found.left_out["what was to follow"] = "interrupted"
         return self.found
 
     def _order(self, number: int) -> list[tuple[Setup, int | str]]:
         loads: list[int | str] = [*self.amount.concurrency, *([SHIFTING] if self.amount.shifting else [])]
         turned = [*self.setups[number % len(self.setups) :], *self.setups[: number % len(self.setups)]]
-        if self.amount.side_by_side:
+        if self.side_by_side:
             return [(setup, target) for target in loads for setup in turned]
         names = list(dict.fromkeys(setup.server for setup in turned))
-        return [
-            (setup, target) for name in names for target in loads for setup in turned if setup.server == name
-        ]
+        return [(setup, target) for name in names for target in loads for setup in turned if setup.server == name]
 
     def _cell(self, setup: Setup, target: int | str, number: int) -> None:
         label = f"{setup.name} at {target}"
@@ -102,7 +103,7 @@ class Bench:
         sample = {
             "setup": setup.name,
             "load": target,
-            "round": number,
+            "round": self.amount.first_round + number,
             "tok_s": load.tokens_per_second(answers),
             "accept_length": load.accept_length(answers),
             "requests": len(answers),

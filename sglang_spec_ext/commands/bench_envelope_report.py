@@ -47,7 +47,7 @@ def _load(samples: Samples, setups: Setups, load: object) -> dict[str, Any]:
     ours = [name for name in runs if setups[name]["role"] == "adaptive"]
 
     def against(roles: Iterable[str]) -> dict[str, Any]:
-        pairs = {name: _best(runs, _group(runs, setups, name, roles)) for name in ours}
+        pairs = {name: _best(runs, name, _group(runs, setups, name, roles)) for name in ours}
         return {name: _paired(runs, name, best) for name, best in pairs.items() if best is not None}
 
     return {
@@ -68,8 +68,14 @@ def _group(runs: Iterable[str], setups: Setups, name: str, roles: Iterable[str])
     return [other for other in runs if setups[other]["family"] in families and setups[other]["role"] in wanted]
 
 
-def _best(runs: Mapping[str, Mapping[int, float]], group: Sequence[str]) -> str | None:
-    return max(group, key=lambda name: statistics.median(runs[name].values()), default=None)
+def _best(runs: Mapping[str, Mapping[int, float]], name: str, group: Sequence[str]) -> str | None:
+    """Return the best of the group in the rounds of `name`: no speculation is measured beside every draft."""
+
+    def rate(other: str) -> float:
+        shared = [value for number, value in runs[other].items() if number in runs[name]]
+        return statistics.median(shared) if shared else 0.0
+
+    return max(group, key=rate, default=None)
 
 
 def _paired(runs: Mapping[str, Mapping[int, float]], name: str, other: str) -> dict[str, Any] | None:
@@ -86,9 +92,10 @@ def _chosen_elsewhere(
     ratios = []
     for number in runs[name] if len(runs[name]) >= CHOOSING_ROUNDS else ():
         elsewhere = {
-            other: statistics.median(value for at, value in runs[other].items() if at != number)
+            other: statistics.median(shared)
             for other in group
-            if number in runs[other] and len(runs[other]) > 1
+            if number in runs[other]
+            and (shared := [value for at, value in runs[other].items() if at != number and at in runs[name]])
         }
         if elsewhere:
             ratios.append(runs[name][number] / runs[max(elsewhere, key=lambda other: elsewhere[other])][number])
@@ -140,7 +147,8 @@ def _facts(report: Mapping[str, Any]) -> str:
 def _rounds(report: Mapping[str, Any]) -> str:
     """Say how many rounds the cells of the table stand on: a run that is out of time measures some less often."""
     planned = report["load"]["rounds"]
-    runs = Counter((sample["setup"], sample["load"]) for sample in report["samples"]).values()
+    drafting = [sample for sample in report["samples"] if report["setups"][sample["setup"]]["family"]]
+    runs = Counter((sample["setup"], sample["load"]) for sample in drafting).values()
     if not runs or min(runs) == planned:
         return f"{planned} rounds"
     return f"{min(runs)} to {max(runs)} of {planned} rounds"

@@ -2,13 +2,15 @@
 
 import argparse
 import asyncio
+import json
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from sglang_spec_ext.cli import UsageError
+from sglang_spec_ext.cli import UsageError, main
+from sglang_spec_ext.commands import bench_envelope
 from sglang_spec_ext.commands import bench_envelope_load as load
 from sglang_spec_ext.commands import bench_envelope_measure as measure
 from sglang_spec_ext.commands import bench_envelope_setups as setting
@@ -111,7 +113,10 @@ class Control:
 def bench(monkeypatch):
     """Return a function that runs the loop over servers that answer at once."""
 
-    def run(*, rounds=2, side_by_side=True, deadline=float("inf"), broken=(), shifting=True, interrupted_after=None):
+    def run(
+        *, rounds=2, first_round=0, side_by_side=True, deadline=float("inf"), broken=(), shifting=True,
+        interrupted_after=None,
+    ):  # fmt: skip
         control, driven = Control(), []
 
         def get(name):
@@ -127,11 +132,13 @@ def bench(monkeypatch):
 
         monkeypatch.setattr(load, "drive", drive)
         amount = measure.Amount(
-            concurrency=(1, 2), rounds=rounds, tokens=8, cell_s=0.0, deadline=deadline, side_by_side=side_by_side,
-            shifting=shifting,
+            concurrency=(1, 2), rounds=rounds, tokens=8, cell_s=0.0, deadline=deadline, shifting=shifting,
+            first_round=first_round,
         )  # fmt: skip
-        fleet = SimpleNamespace(get=get)
-        return measure.Bench(fleet, SETUPS, Prompts(), amount, lambda _: None).run(), control
+        bench = measure.Bench(
+            SimpleNamespace(get=get), SETUPS, Prompts(), amount, lambda _: None, side_by_side=side_by_side
+        )
+        return bench.run(), control
 
     return run
 
@@ -160,6 +167,12 @@ def test_the_shifting_load_can_be_left_out(bench):
     assert found.series == {}
 
 
+def test_rounds_of_another_draft_have_numbers_of_their_own(bench):
+    found, _ = bench(rounds=2, first_round=4)
+    assert [sample["round"] for sample in found.samples] == [4] * 9 + [5] * 9
+    assert set(found.series) == {setup.name for setup in SETUPS}
+
+
 def test_nothing_starts_after_the_limit_and_a_server_that_fails_is_named(bench):
     found, _ = bench(deadline=0.0)
     assert found.samples == []
@@ -173,6 +186,7 @@ def test_an_interrupt_keeps_what_was_measured(bench):
     found, _ = bench(interrupted_after=4)  # a lead and a load each
     assert [sample["setup"] for sample in found.samples] == ["no speculation"]
     assert found.left_out == {"what was to follow": "interrupted"}
+    assert found.interrupted
     with pytest.raises(KeyboardInterrupt):
         bench(interrupted_after=1)
 
@@ -237,3 +251,32 @@ def test_the_reason_of_a_failed_start_is_the_last_error_of_its_log():
     log = "the server ended with status 1\nINFO a\nValueError: compact needs X\n  File b\n"
     assert reason_of(RuntimeError(log)) == "ValueError: compact needs X"
     assert reason_of(RuntimeError("one\ntwo")) == "two"
+
+
+@pytest.mark.parametrize(("interrupted", "rounds"), [(False, [(0, 2), (2, 2)]), (True, [(0, 2)])])
+def test_drafts_come_one_after_the_other_and_an_interrupt_ends_all(interrupted, rounds, monkeypatch, tmp_path, capsys):
+    for name in ("target", "block", "serial"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    seen = []
+
+    def measure_draft(args, choice, amount, found):
+        seen.append((list(choice.drafts), amount.first_round, amount.rounds, amount.deadline))
+        found.interrupted = interrupted
+        found.samples.append(
+            {"setup": "no speculation", "load": 1, "round": amount.first_round, "tok_s": 1.0, "accept_length": None}
+        )
+        return {setup.name: setup for setup in SETUPS if setup.family == "" or len(seen) == 2}
+
+    monkeypatch.setattr(bench_envelope, "_measure_draft", measure_draft)
+    folders = {name: str(tmp_path / name) for name in ("target", "block", "serial")}
+    drafts = ["--draft", f"DSPARK={folders['block']}", "--draft", f"EAGLE3={folders['serial']}"]
+    wanted = ["bench", "envelope", "--json", "--no-plot", "--rounds", "2", "--limit", "60", "--out", str(tmp_path)]
+    assert main([*wanted, "--target", folders["target"], *drafts]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [(first, count) for _, first, count, _ in seen] == rounds
+    assert [names for names, *_ in seen] == [["DSPARK"], ["EAGLE3"]][: len(rounds)]
+    assert [sample["round"] for sample in report["samples"]] == [first for first, _ in rounds]
+    assert list(report["setups"])[-1] == "no speculation"
+    if not interrupted:
+        assert seen[1][3] - seen[0][3] == pytest.approx(30.0)
