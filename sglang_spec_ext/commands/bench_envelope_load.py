@@ -96,6 +96,11 @@ def level(prompts: Prompts, concurrency: int, *, waves: int, tokens: int, start:
     return Phase(concurrency, prompts.take(concurrency * waves, start=start, max_tokens=_spread(tokens)))
 
 
+def mark(prompts: Prompts, concurrency: int, *, start: int) -> Phase:
+    """Return a phase of one short request, sent when all of the load before it were sent and one has ended."""
+    return Phase(concurrency, prompts.take(1, start=start, max_tokens=(1,)))
+
+
 def shifting(prompts: Prompts, *, waves: int, tokens: int, start: int, largest: int) -> list[Phase]:
     """Return the shifting load; a phase of one request at a time is as long as four waves of the others."""
     lengths = _spread(tokens)
@@ -166,6 +171,12 @@ def tokens_per_second(answers: Sequence[Answer]) -> float:
     """Return the output throughput as `bench_serving` defines it: all tokens over the time from first to last."""
     seconds = max(answer.end_s for answer in answers) - min(answer.start_s for answer in answers)
     return sum(answer.tokens for answer in answers) / seconds
+
+
+def rate_between(answers: Sequence[Answer], begin_s: float, end_s: float) -> float:
+    """Return the tokens per second of all answers in a stretch of time."""
+    tokens = sum(count for answer in answers for at, count in answer.chunks if begin_s <= at < end_s)
+    return tokens / (end_s - begin_s)
 
 
 def accept_length(answers: Sequence[Answer]) -> float | None:

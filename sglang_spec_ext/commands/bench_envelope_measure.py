@@ -13,7 +13,6 @@ from sglang_spec_ext.commands.bench_envelope_trace import look, series
 from sglang_spec_ext.runtime import ControlError, SpecExt
 
 LOOK_EVERY_S = 1.0
-LEAD_IN_TOKENS = 8
 # What a controller that has forgotten everything gets to settle, in tokens of each request: six times its dwell.
 SETTLING_TOKENS = 96
 SHIFTING = "shifting"
@@ -93,7 +92,7 @@ class Bench:
             return
         try:
             steer(running.control, setup)
-            answers = self._answers(setup, running, target, number)
+            answers, tok_s = self._load(setup, running, target, number)
         except (load.LoadFailed, ControlError) as error:
             self.found.left_out[label] = str(error)
             self.say(f"{label}: {error}")
@@ -104,34 +103,38 @@ class Bench:
             "setup": setup.name,
             "load": target,
             "round": self.amount.first_round + number,
-            "tok_s": load.tokens_per_second(answers),
+            "tok_s": tok_s,
             "accept_length": load.accept_length(answers),
             "requests": len(answers),
             "tokens": sum(answer.tokens for answer in answers),
         }
         self.found.samples.append(sample)
-        self.say(f"round {number + 1}, {label}: {sample['tok_s']:.1f} tokens/s")
+        self.say(f"round {number + 1}, {label}: {tok_s:.1f} tokens/s")
 
-    def _answers(self, setup: Setup, running: Running, target: int | str, number: int) -> list[load.Answer]:
+    def _load(self, setup: Setup, running: Running, target: int | str, number: int) -> tuple[list[load.Answer], float]:
         if isinstance(target, str):
-            return self._shifting(setup, running, number)
+            answers = self._shifting(setup, running, number)
+            return answers, load.tokens_per_second(answers)
         return self._level(setup, running, target, number)
 
-    def _level(self, setup: Setup, running: Running, concurrency: int, number: int) -> list[load.Answer]:
+    def _level(self, setup: Setup, running: Running, concurrency: int, number: int) -> tuple[list[load.Answer], float]:
+        """Return the measured answers and the throughput while all of them were sent, one as soon as another ended."""
         amount, start = self.amount, self._start(number, concurrency)
-        # for a setting that has nothing to learn this only warms caches
-        learns, settling = setup.role in (Role.ADAPTIVE, Role.SHADOW), -(-SETTLING_TOKENS // amount.tokens)
-        lead, waves = (amount.tokens, settling) if learns else (LEAD_IN_TOKENS, 1)
-        began = time.monotonic()
-        wave = load.level(self.prompts, concurrency, waves=waves, tokens=lead, start=start)
-        tokens = sum(answer.tokens for answer in load.drive(running.url, [wave]))
+
+        def waves(count: int, first: int) -> load.Phase:
+            return load.level(self.prompts, concurrency, waves=count, tokens=amount.tokens, start=first)
+
         if concurrency not in self.waves:
-            wave_s = (time.monotonic() - began) * concurrency * amount.tokens / tokens
-            self.waves[concurrency] = max(1, round(amount.cell_s / wave_s))
-        wanted = self.waves[concurrency]
-        start += settling * concurrency  # no prompt of any lead
-        phase = load.level(self.prompts, concurrency, waves=wanted, tokens=amount.tokens, start=start)
-        return load.drive(running.url, [phase])
+            began = time.monotonic()
+            load.drive(running.url, [waves(1, start)])
+            self.waves[concurrency] = max(1, round(amount.cell_s / (time.monotonic() - began)))
+        settling = -(-SETTLING_TOKENS // amount.tokens)
+        # for a setting that has nothing to learn the lead only brings requests out of step, as traffic is
+        lead = waves(settling if setup.role in (Role.ADAPTIVE, Role.SHADOW) else 1, start)
+        phase = waves(self.waves[concurrency], start + settling * concurrency)  # no prompt of any lead
+        answers = load.drive(running.url, [lead, phase, load.mark(self.prompts, concurrency, start=start)])
+        begin, end = len(lead.asks), len(lead.asks) + len(phase.asks)
+        return answers[begin:end], load.rate_between(answers, answers[begin].start_s, answers[end].start_s)
 
     def _shifting(self, setup: Setup, running: Running, number: int) -> list[load.Answer]:
         phases = load.shifting(

@@ -4,7 +4,7 @@ At K = 0 nothing is drafted, so nothing is accepted and a recovery would go unse
 holds for later positions. Never more than `max_fraction` of any WINDOW_PROBES / max_fraction steps in a row
 are probe steps. The interval grows by a factor after every probe that found nothing, so it is a fixed share
 of the time spent in vain and a recovery is late by about that share. A probe that found something is
-repeated at once, and a change of the batch's bin starts again with a probe at once.
+repeated at once, and a batch that has halved or doubled since the last such change starts again with a probe at once.
 """
 
 from collections import deque
@@ -47,16 +47,16 @@ class Probe:
         self._backoff = 1.0
         self._left = 0
         self._urgent = False
-        self._size_bin: int | None = None
+        self._size: int | None = None  # batch of the last change
 
     def tick(self, batch: int) -> bool:
         """Whether a probe may start in this step; `batch` is the number of decode requests."""
         self._tick += 1
         fraction, recent = self.settings.max_fraction, self._recent
-        size_bin = batch.bit_length()
-        if size_bin != self._size_bin:
-            self._urgent = self._size_bin is not None
-            self._size_bin, self._backoff = size_bin, 1.0
+        # measured from that batch and not by fixed bins: one that flips across an edge would spend the whole share
+        if self._size is None or not self._size < 2 * batch < 4 * self._size:
+            self._urgent = self._size is not None
+            self._size, self._backoff = batch, 1.0
         if not fraction:
             return False
         if len(recent) == recent.maxlen and self._tick - recent[0] < WINDOW_PROBES / fraction:

@@ -65,6 +65,14 @@ def test_throughput_and_accept_length_of_a_load():
     assert load.accept_length([load.Answer(0.0, 1.0, ((1.0, 1),), None)]) is None
 
 
+def test_throughput_of_a_stretch_counts_every_token_that_came_in_it():
+    answers = [
+        load.Answer(0.0, 9.0, ((1.0, 5), (2.0, 1), (5.9, 1), (6.0, 9)), None),
+        load.Answer(3.0, 4.0, ((3.5, 4),), None),
+    ]
+    assert load.rate_between(answers, 2.0, 6.0) == 6 / 4.0
+
+
 class Prompts(load.Prompts):
     """Four prompts that need no tokenizer."""
 
@@ -125,10 +133,11 @@ def bench(monkeypatch):
             return SimpleNamespace(url=name, control=control if name == "ours" else None)
 
         def drive(url, phases):
-            driven.append(url)
+            driven.append(phases)
             if len(driven) == interrupted_after:
                 raise KeyboardInterrupt
-            return [load.Answer(0.0, 1.0, ((0.5, ask.max_tokens),), None) for part in phases for ask in part.asks]
+            asks = [ask for part in phases for ask in part.asks]
+            return [load.Answer(i, i + 1.0, ((i + 0.5, ask.max_tokens),), None) for i, ask in enumerate(asks)]
 
         monkeypatch.setattr(load, "drive", drive)
         amount = measure.Amount(
@@ -138,7 +147,9 @@ def bench(monkeypatch):
         bench = measure.Bench(
             SimpleNamespace(get=get), SETUPS, Prompts(), amount, lambda _: None, side_by_side=side_by_side
         )
-        return bench.run(), control
+        found = bench.run()
+        run.driven = driven
+        return found, control
 
     return run
 
@@ -153,6 +164,18 @@ def test_every_setting_meets_every_load_in_every_round_in_turn(bench):
     assert found.left_out == {}
     assert found.inactive == {"D adaptive": ["tiers lack 0"]}
     assert set(found.series) == {setup.name for setup in SETUPS}
+
+
+def test_a_level_is_measured_while_it_is_full(bench):
+    """Behind a lead and before a mark, so that neither the start nor the drain of a batch is in it."""
+    found, _ = bench(rounds=1, shifting=False)
+    timed, *loads = [phases for phases in bench.driven if phases[0].concurrency == 2]
+    assert [len(part.asks) for part in timed] == [2]
+    assert [[len(part.asks) for part in parts] for parts in loads] == [[2, 2, 1], [2, 2, 1], [24, 2, 1]]
+    assert [parts[2].asks[0].max_tokens for parts in loads] == [1, 1, 1]
+    for sample, (_, measured, _) in zip([s for s in found.samples if s["load"] == 2], loads, strict=True):
+        tokens = sum(ask.max_tokens for ask in measured.asks)
+        assert (sample["requests"], sample["tokens"], sample["tok_s"]) == (2, tokens, tokens / 2.0)
 
 
 def test_one_server_at_a_time_does_all_its_loads_before_the_next_starts(bench):
@@ -183,7 +206,7 @@ def test_nothing_starts_after_the_limit_and_a_server_that_fails_is_named(bench):
 
 
 def test_an_interrupt_keeps_what_was_measured(bench):
-    found, _ = bench(interrupted_after=4)  # a lead and a load each
+    found, _ = bench(interrupted_after=3)  # a wave that is timed, a load, the next load
     assert [sample["setup"] for sample in found.samples] == ["no speculation"]
     assert found.left_out == {"what was to follow": "interrupted"}
     assert found.interrupted

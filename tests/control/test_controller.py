@@ -15,7 +15,7 @@ from sglang_spec_ext.control.cost import ContextBucket, CostTable
 from sglang_spec_ext.control.curve import Curve
 from sglang_spec_ext.control.hysteresis import Hysteresis, HysteresisSettings
 from sglang_spec_ext.control.ladder import from_vllm_table
-from sglang_spec_ext.control.probe import ProbeSettings
+from sglang_spec_ext.control.probe import Probe, ProbeSettings
 from sglang_spec_ext.control.settings import ControllerSettings, Verify
 from sglang_spec_ext.control.verify import allocate, survival_of
 from sglang_spec_ext.records import BatchState, Mode, Reason, StepObservation
@@ -155,6 +155,31 @@ def test_hopeless_drafts_are_switched_off_and_probed_rarely():
     assert 0 < controller.probe_steps - before <= 30
     engine.run(48, 0.95, 500)
     assert controller.hysteresis.arm > 0
+
+
+def test_a_batch_that_flips_across_a_power_of_two_is_one_size_to_the_probe():
+    """Requests that end one by one flip it at every step; each flip would start a probe at once."""
+    steady, flipping = (Controller(ControllerSettings(tiers=TIERS), TABLE) for _ in range(2))
+    engines = Engine(steady), Engine(flipping)
+    for engine in engines:
+        engine.run(48, 0.02, 400)
+    before = [controller.probe_steps for controller in (steady, flipping)]
+    for _ in range(200):
+        engines[0].run(64, 0.02, 2)
+        engines[1].run(64, 0.02)
+        engines[1].run(63, 0.02)
+    spent = [controller.probe_steps - start for controller, start in zip((steady, flipping), before, strict=True)]
+    assert 0 < spent[1] <= spent[0] + 1
+
+
+def test_a_batch_that_halved_or_doubled_is_probed_at_once():
+    probe = Probe(ProbeSettings())
+    assert not any(probe.tick(16) for _ in range(20))
+    for batch, ready in ((9, False), (8, True), (15, False), (16, True), (31, False), (32, True), (33, False)):
+        assert probe.tick(batch) is ready
+        if ready:
+            probe.start()
+            probe.report(False)
 
 
 def test_no_probe_where_certain_drafts_would_not_pay():
