@@ -115,7 +115,7 @@ class Bench:
         if isinstance(target, str):
             answers = self._shifting(setup, running, number)
             return answers, load.tokens_per_second(answers)
-        return self._level(setup, running, target, number)
+        return self._level(running, target, number)
 
     def _level(self, setup: Setup, running: Running, concurrency: int, number: int) -> tuple[list[load.Answer], float]:
         """Return the measured answers and the throughput while all of them were sent, one as soon as another ended."""
@@ -129,8 +129,8 @@ class Bench:
             load.drive(running.url, [waves(1, start)])
             self.waves[concurrency] = max(1, round(amount.cell_s / (time.monotonic() - began)))
         settling = -(-SETTLING_TOKENS // amount.tokens)
-        # for a setting that has nothing to learn the lead only brings requests out of step, as traffic is
-        lead = waves(settling if setup.role in (Role.ADAPTIVE, Role.SHADOW) else 1, start)
+        # the same for a setting that has nothing to learn: how far requests are out of step decides what prefills cost
+        lead = waves(settling, start)
         phase = waves(self.waves[concurrency], start + settling * concurrency)  # no prompt of any lead
         answers = load.drive(running.url, [lead, phase, load.mark(self.prompts, concurrency, start=start)])
         begin, end = len(lead.asks), len(lead.asks) + len(phase.asks)
