@@ -117,7 +117,7 @@ class Bench:
             return answers, load.tokens_per_second(answers)
         return self._level(running, target, number)
 
-    def _level(self, setup: Setup, running: Running, concurrency: int, number: int) -> tuple[list[load.Answer], float]:
+    def _level(self, running: Running, concurrency: int, number: int) -> tuple[list[load.Answer], float]:
         """Return the measured answers and the throughput while all of them were sent, one as soon as another ended."""
         amount, start = self.amount, self._start(number, concurrency)
 
