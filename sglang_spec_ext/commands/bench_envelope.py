@@ -47,6 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     loads = "requests in flight [default: 1 2 4 8 16 32, quick 1 4 16]"
     parser.add_argument("--concurrency", type=int, nargs="+", help=loads)
     parser.add_argument("--no-shifting", action="store_true", help="leave the shifting load out")
+    parser.add_argument("--shifting-rounds", type=int, metavar="N", help="repeats of the shifting load [default: all]")
     parser.add_argument("--rounds", type=int, help="repeats [default: 3, quick 1]")
     parser.add_argument("--tokens", type=int, help="tokens of each answer [default: 64, quick 32]")
     parser.add_argument("--cell-seconds", type=float, help="time of one load in one setting [default: 10, quick 3]")
@@ -191,7 +192,8 @@ def _amount(args: argparse.Namespace, until: float, rounds: int, *, first_round:
 
     return Amount(
         concurrency=_concurrency(args), rounds=rounds, first_round=first_round, tokens=_tokens(args),
-        cell_s=args.cell_seconds or (3.0 if args.quick else 10.0), deadline=until, shifting=not args.no_shifting,
+        cell_s=args.cell_seconds or (3.0 if args.quick else 10.0), deadline=until,
+        shifting_rounds=0 if args.no_shifting else rounds if args.shifting_rounds is None else args.shifting_rounds,
     )  # fmt: skip
 
 

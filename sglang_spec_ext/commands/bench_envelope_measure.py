@@ -28,7 +28,7 @@ class Amount:
     tokens: int  # of each answer
     cell_s: float  # seconds that the first setting of a level should take; the others do the same work
     deadline: float  # on time.monotonic(); what would start later is left out by name
-    shifting: bool  # the shifting load follows the levels
+    shifting_rounds: int  # in so many rounds the shifting load follows the levels
 
 
 @dataclass
@@ -73,7 +73,8 @@ class Bench:
         return self.found
 
     def _order(self, number: int) -> list[tuple[Setup, int | str]]:
-        loads: list[int | str] = [*self.amount.concurrency, *([SHIFTING] if self.amount.shifting else [])]
+        loads: list[int | str] = list(self.amount.concurrency)
+        loads += [SHIFTING] if number < self.amount.shifting_rounds else []
         turned = [*self.setups[number % len(self.setups) :], *self.setups[: number % len(self.setups)]]
         if self.side_by_side:
             return [(setup, target) for target in loads for setup in turned]

@@ -122,7 +122,7 @@ def bench(monkeypatch):
     """Return a function that runs the loop over servers that answer at once."""
 
     def run(
-        *, rounds=2, first_round=0, side_by_side=True, deadline=float("inf"), broken=(), shifting=True,
+        *, rounds=2, first_round=0, side_by_side=True, deadline=float("inf"), broken=(), shifting=None,
         interrupted_after=None,
     ):  # fmt: skip
         control, driven = Control(), []
@@ -141,7 +141,8 @@ def bench(monkeypatch):
 
         monkeypatch.setattr(load, "drive", drive)
         amount = measure.Amount(
-            concurrency=(1, 2), rounds=rounds, tokens=8, cell_s=0.0, deadline=deadline, shifting=shifting,
+            concurrency=(1, 2), rounds=rounds, tokens=8, cell_s=0.0, deadline=deadline,
+            shifting_rounds=rounds if shifting is None else shifting,
             first_round=first_round,
         )  # fmt: skip
         bench = measure.Bench(
@@ -168,7 +169,7 @@ def test_every_setting_meets_every_load_in_every_round_in_turn(bench):
 
 def test_a_level_is_measured_while_it_is_full(bench):
     """Behind a lead and before a mark, so that neither the start nor the drain of a batch is in it."""
-    found, _ = bench(rounds=1, shifting=False)
+    found, _ = bench(rounds=1, shifting=0)
     timed, *loads = [phases for phases in bench.driven if phases[0].concurrency == 2]
     assert [len(part.asks) for part in timed] == [2]
     assert [[len(part.asks) for part in parts] for parts in loads] == [[24, 2, 1]] * 3
@@ -185,9 +186,12 @@ def test_one_server_at_a_time_does_all_its_loads_before_the_next_starts(bench):
 
 
 def test_the_shifting_load_can_be_left_out(bench):
-    found, _ = bench(rounds=1, shifting=False)
+    found, _ = bench(rounds=1, shifting=0)
     assert {sample["load"] for sample in found.samples} == {1, 2}
     assert found.series == {}
+    found, _ = bench(rounds=3, shifting=1)
+    assert {sample["round"] for sample in found.samples if sample["load"] == "shifting"} == {0}
+    assert {sample["round"] for sample in found.samples} == {0, 1, 2}
 
 
 def test_rounds_of_another_draft_have_numbers_of_their_own(bench):
