@@ -2,12 +2,11 @@
 
 Serves decode, extend (chunked, with a cached prefix), target verify (uniform or ragged), the non-causal
 draft block of DFlash and DSpark, draft extend, and the multi-step EAGLE draft. K and V are read from SGLang's
-paged pool through `req_to_token`; requests are packed into one padded attention call where that is cheaper
-than a loop. Interface: `sglang/srt/layers/attention/base_attn_backend.py`.
+paged pool through `req_to_token`; attention_geometry.py says which requests share a call.
+Interface: `sglang/srt/layers/attention/base_attn_backend.py`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,80 +17,7 @@ from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang.srt.speculative.ragged_verify import resolve_ragged_verify_layout
 
-# Packing pads every request to the longest one. Above this many query rows, or when padding would read more
-# than PACK_WASTE times the live K/V rows, a loop over requests is faster.
-PACK_MAX_QUERIES = 32
-PACK_WASTE = 2.0
-
-
-@dataclass
-class Geometry:
-    """Where the queries of one forward stand and which K/V rows they may read.
-
-    `q_lens` and `kv_lens` are per request; a request's queries are the last `q_lens[i]` of its `kv_lens[i]`
-    tokens. `slots` [bs, max(kv_lens)] int64 holds pool rows, padded with row 0.
-    """
-
-    q_lens: Sequence[int]
-    kv_lens: Sequence[int]
-    slots: torch.Tensor
-    packed: bool
-    # a draft tree: which of its kv_lens[i] tokens each query of request i sees, [q, kv] bool each; None for chains
-    trees: Sequence[torch.Tensor] | None = None
-    flat_slots: torch.Tensor = field(init=False)
-    kv_lens_tensor: torch.Tensor = field(init=False)
-    # [bs, max(q_lens)] int64 row of each padded query, and [sum(q_lens)] the way back; None when uniform
-    gather_rows: torch.Tensor | None = None
-    scatter_rows: torch.Tensor | None = None
-    masks: dict[tuple[bool, int, int, torch.dtype], torch.Tensor | None] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.flat_slots = self.slots.reshape(-1)
-        self.kv_lens_tensor = torch.tensor(self.kv_lens, dtype=torch.int64)
-        if self.packed and min(self.q_lens) != max(self.q_lens):
-            lens = torch.tensor(self.q_lens, dtype=torch.int64)
-            starts = torch.cumsum(lens, 0) - lens
-            column = torch.arange(int(lens.max()))
-            self.gather_rows = starts[:, None] + torch.minimum(column[None], lens[:, None] - 1)
-            valid = column[None] < lens[:, None]
-            self.scatter_rows = valid.reshape(-1).nonzero().squeeze(1)
-
-    def mask(self, causal: bool, window: int, repeat: int, dtype: torch.dtype) -> torch.Tensor | None:
-        """Return the additive mask [bs, 1, repeat * q, kv] (0 or -inf), or None when nothing is masked.
-
-        Built once per forward and reused by every layer. Padding queries of a ragged row see what the row's
-        last query sees.
-        """
-        key = (causal, window, repeat, dtype)
-        if key not in self.masks:
-            self.masks[key] = self._build_mask(causal, window, repeat, dtype)
-        return self.masks[key]
-
-    def _build_mask(self, causal: bool, window: int, repeat: int, dtype: torch.dtype) -> torch.Tensor | None:
-        q_max, kv_max = max(self.q_lens), self.slots.shape[1]
-        if self.trees is not None:
-            padded = [F.pad(tree, (0, kv_max - tree.shape[1], 0, q_max - tree.shape[0])) for tree in self.trees]
-            return _additive(torch.stack(padded), repeat, dtype)
-        equal = min(self.kv_lens) == kv_max
-        if equal and window < 0 and (not causal or q_max == 1):
-            return None
-        key_pos = torch.arange(kv_max)
-        visible = key_pos < self.kv_lens_tensor[:, None, None]  # [bs, 1, kv]
-        if causal or window >= 0:
-            lens = torch.tensor(self.q_lens, dtype=torch.int64)[:, None]
-            column = torch.minimum(torch.arange(q_max)[None], lens - 1)
-            query_pos = (self.kv_lens_tensor[:, None] - lens + column)[..., None]  # [bs, q, 1]
-            if causal:
-                visible = visible & (key_pos <= query_pos)
-            if window >= 0:
-                visible = visible & (key_pos >= query_pos - window)
-        return _additive(visible.expand(-1, q_max, -1), repeat, dtype)
-
-
-def _additive(visible: torch.Tensor, repeat: int, dtype: torch.dtype) -> torch.Tensor:
-    """Turn [bs, q, kv] bool into the additive mask [bs, 1, repeat * q, kv]."""
-    mask = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, float("-inf"))
-    return mask.repeat(1, repeat, 1).unsqueeze(1)
+from sglang_spec_ext.cpu.attention_geometry import Call, Calls, plan_calls
 
 
 class TorchSpecAttention(AttentionBackend):
@@ -107,23 +33,20 @@ class TorchSpecAttention(AttentionBackend):
         self.req_to_token_pool = runner.req_to_token_pool
         self.token_to_kv_pool = runner.token_to_kv_pool
         self.draft_step = draft_step
-        self.geometry: Geometry | None = None
+        self.calls: Calls | None = None
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
-        """Work out the geometry of this forward; every layer reuses it."""
+        """Work out the calls of this forward; every layer reuses them."""
+        self.calls = None
         if forward_batch.forward_mode.is_idle() or forward_batch.batch_size == 0:
-            self.geometry = None
             return
         q_lens, kv_lens = self._lengths(forward_batch)
         kv_max = max(kv_lens)
-        bs = len(q_lens)
-        rows = forward_batch.req_pool_indices[:bs].long()
+        rows = forward_batch.req_pool_indices[: len(q_lens)].long()
         slots = self.req_to_token_pool.req_to_token[rows, :kv_max].long()
         if min(kv_lens) != kv_max:
             slots *= torch.arange(kv_max) < torch.tensor(kv_lens)[:, None]
-        small = max(q_lens) <= PACK_MAX_QUERIES and bs * kv_max <= PACK_WASTE * sum(kv_lens)
-        packed = min(q_lens) > 0 and (small or bs == 1)
-        self.geometry = Geometry(q_lens, kv_lens, slots, packed, _trees(forward_batch, q_lens, kv_lens))
+        self.calls = plan_calls(q_lens, kv_lens, slots, _trees(forward_batch, q_lens, kv_lens))
 
     def _lengths(self, forward_batch: ForwardBatch) -> tuple[list[int], list[int]]:
         mode = forward_batch.forward_mode
@@ -160,14 +83,14 @@ class TorchSpecAttention(AttentionBackend):
             )
         if save_kv_cache and k is not None:
             self.token_to_kv_pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
-        geometry = self.geometry
-        if geometry is None:
+        if self.calls is None or not self.calls.live:
             return q.new_zeros(q.shape[0], layer.tp_q_head_num * layer.v_head_dim)
         keys = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
         values = self.token_to_kv_pool.get_value_buffer(layer.layer_id)
-        attend = _attend_packed if geometry.packed else _attend_each
-        live = sum(geometry.q_lens)
-        out = attend(q[:live].view(live, layer.tp_q_head_num, -1), keys, values, layer, geometry)
+        live, back = self.calls.live, self.calls.back
+        queries = q[:live].view(live, layer.tp_q_head_num, -1)
+        outs = [_attend(queries, keys, values, layer, call) for call in self.calls.calls]
+        out = outs[0] if back is None else torch.cat(outs).index_select(0, back)
         if live == q.shape[0]:
             return out
         # rows beyond the live ones pad the batch to what another rank runs
@@ -203,14 +126,17 @@ class TorchSpecMultiStepDraft:
             backend.init_forward_metadata(forward_batch)
 
 
-def _attend_packed(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer: RadixAttention, geometry: Geometry
+def _attend(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer: RadixAttention, call: Call
 ) -> torch.Tensor:
-    """Attend all requests in one call.
+    """Attend the requests of one call; q [tokens, heads, d] holds the queries of the whole forward.
 
     Query heads that share a K/V head become extra query rows, so that K and V are read once per group:
-    q [tokens, heads, d] -> [bs, kv_heads, group * q_max, d].
+    [bs, kv_heads, group * q_max, d].
     """
+    geometry = call.geometry
+    if call.rows is not None:
+        q = q.index_select(0, call.rows)
     bs, kv_max = geometry.slots.shape
     q_max = max(geometry.q_lens)
     kv_heads, heads = keys.shape[1], q.shape[1]
@@ -231,25 +157,7 @@ def _attend_packed(
     return out if geometry.scatter_rows is None else out.index_select(0, geometry.scatter_rows)
 
 
-def _attend_each(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer: RadixAttention, geometry: Geometry
-) -> torch.Tensor:
-    """Attend request by request: long prompts, or lengths too unequal to pad."""
-    outs = []
-    start = 0
-    for i, (q_len, kv_len) in enumerate(zip(geometry.q_lens, geometry.kv_lens, strict=True)):
-        if q_len == 0:
-            continue
-        tree = None if geometry.trees is None else geometry.trees[i : i + 1]
-        single = Geometry([q_len], [kv_len], geometry.slots[i : i + 1, :kv_len], packed=True, trees=tree)
-        outs.append(_attend_packed(q[start : start + q_len], keys, values, layer, single))
-        start += q_len
-    return torch.cat(outs)
-
-
-def _trees(
-    forward_batch: ForwardBatch, q_lens: Sequence[int], kv_lens: Sequence[int]
-) -> list[torch.Tensor] | None:
+def _trees(forward_batch: ForwardBatch, q_lens: Sequence[int], kv_lens: Sequence[int]) -> list[torch.Tensor] | None:
     """Cut the flat tree mask of a verify batch into one [q, kv] bool matrix a request; None for a chain.
 
     Layout: `spec_tree.TreeMaskMode.FULL_MASK`, for each request its n rows of seq_len + n entries.
