@@ -13,8 +13,6 @@ from sglang_spec_ext.commands.bench_envelope_trace import look, series
 from sglang_spec_ext.runtime import ControlError, SpecExt
 
 LOOK_EVERY_S = 1.0
-# What a controller that has forgotten everything gets to settle, in tokens of each request: six times its dwell.
-SETTLING_TOKENS = 96
 SHIFTING = "shifting"
 
 
@@ -129,10 +127,8 @@ class Bench:
             began = time.monotonic()
             load.drive(running.url, [waves(1, start)])
             self.waves[concurrency] = max(1, round(amount.cell_s / (time.monotonic() - began)))
-        settling = -(-SETTLING_TOKENS // amount.tokens)
-        # the same for a setting that has nothing to learn: how far requests are out of step decides what prefills cost
-        lead = waves(settling, start)
-        phase = waves(self.waves[concurrency], start + settling * concurrency)  # no prompt of any lead
+        # out of step when measured, as requests of real traffic are: it decides what their prefills cost
+        lead, phase = waves(1, start), waves(self.waves[concurrency], start + concurrency)
         answers = load.drive(running.url, [lead, phase, load.mark(self.prompts, concurrency, start=start)])
         begin, end = len(lead.asks), len(lead.asks) + len(phase.asks)
         return answers[begin:end], load.rate_between(answers, answers[begin].start_s, answers[end].start_s)
@@ -154,12 +150,14 @@ class Bench:
 
 
 def steer(control: SpecExt | None, setup: Setup) -> None:
-    """Bring a server into a setting; a controller starts having learned nothing."""
-    if control is None:
+    """Bring a server into a setting; the controller's own server is left alone, as in production."""
+    if control is None or setup.role is Role.ADAPTIVE:
         return
-    control.reset()  # the pin goes as well
-    control.set_mode("adaptive" if setup.pin is not None or setup.mode is None else setup.mode)
-    if setup.pin is not None:
+    if setup.pin is None:
+        control.unpin()
+        control.set_mode("shadow")
+    else:
+        control.set_mode("adaptive")
         control.pin(setup.pin)
 
 

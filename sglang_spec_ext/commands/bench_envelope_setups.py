@@ -1,7 +1,7 @@
 """What `spec-ext bench envelope` compares: servers, and the settings that are measured on them.
 
-Everything that can change while a server runs is measured on one server: each fixed K is that K pinned, so a fixed K
-and the controller differ in nothing but the choice.
+Each fixed K is that K pinned on a server of ours, so a fixed K and the controller differ in nothing but the choice. The
+controller has a server of its own, so that it learns from what it serves and not from what is pinned.
 """
 
 import os
@@ -53,7 +53,6 @@ class Setup:
     family: str  # algorithm, or "" without speculation
     role: Role
     pin: int | None = None
-    mode: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,10 +104,12 @@ def _servers(choice: Choice) -> Iterator[ServerSpec]:
         ours = (*drafting, *_steps(algorithm, OUR_STEPS), *acting)
         stock = (*drafting, *_steps(algorithm, STOCK_STEPS))
         compact = {"SGLANG_RAGGED_VERIFY_MODE": "compact"}
-        if choice.kinds & {"fixed", "shadow", "adaptive"}:
-            # graphs of one width would leave DSPARK's K where it is
-            narrow = compact if algorithm == "DSPARK" and not selection.selected() else {}
+        # graphs of one width would leave DSPARK's K where it is
+        narrow = compact if algorithm == "DSPARK" and not selection.selected() else {}
+        if choice.kinds & {"fixed", "shadow"}:
             yield spec(f"{algorithm} ours", *ours, extended=True, pinned=True, environment=narrow)
+        if "adaptive" in choice.kinds:
+            yield spec(f"{algorithm} ours adaptive", *ours, extended=True, environment=narrow)
         # by margins a budget is verified on the CPU platform alone
         if "ragged" in choice.kinds and (algorithm == "DSPARK" or selection.selected()):
             yield spec(f"{algorithm} ours ragged", *ours, "--spec-ext-verify", "ragged", extended=True)
@@ -147,11 +148,10 @@ def setups(specs: Iterable[ServerSpec], tiers: Mapping[str, Sequence[int]], kind
                     Setup(f"{family} K={k}", spec.name, family, Role.FIXED, pin=k) for k in tiers.get(spec.name, ())
                 ]
             if "shadow" in kinds:
-                found.append(Setup(f"{family} shadow", spec.name, family, Role.SHADOW, mode="shadow"))
-            if "adaptive" in kinds:
-                found.append(Setup(f"{family} adaptive", spec.name, family, Role.ADAPTIVE, mode="adaptive"))
+                found.append(Setup(f"{family} shadow", spec.name, family, Role.SHADOW))
         elif spec.extended:
-            found.append(Setup(f"{family} adaptive ragged", spec.name, family, Role.ADAPTIVE, mode="adaptive"))
+            ragged = " ragged" if spec.name.endswith("ragged") else ""
+            found.append(Setup(f"{family} adaptive{ragged}", spec.name, family, Role.ADAPTIVE))
         else:
             role = Role.NONE if not family else Role.STATIC if spec.name.endswith("stock") else Role.STOCK
             found.append(Setup(spec.name, spec.name, family, role))

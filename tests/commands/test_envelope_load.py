@@ -94,7 +94,8 @@ def test_prompts_come_in_turn_and_the_shifting_load_varies_lengths():
 SETUPS = [
     Setup("no speculation", "plain", "", Role.NONE),
     Setup("D K=0", "ours", "D", Role.FIXED, pin=0),
-    Setup("D adaptive", "ours", "D", Role.ADAPTIVE, mode="adaptive"),
+    Setup("D shadow", "ours", "D", Role.SHADOW),
+    Setup("D adaptive", "ours adaptive", "D", Role.ADAPTIVE),
 ]
 
 
@@ -104,8 +105,8 @@ class Control:
     def __init__(self) -> None:
         self.calls = []
 
-    def reset(self):
-        self.calls.append("reset")
+    def unpin(self):
+        self.calls.append("unpin")
 
     def set_mode(self, mode):
         self.calls.append(mode)
@@ -125,12 +126,12 @@ def bench(monkeypatch):
         *, rounds=2, first_round=0, side_by_side=True, deadline=float("inf"), broken=(), shifting=None,
         interrupted_after=None,
     ):  # fmt: skip
-        control, driven = Control(), []
+        controls, driven = {"ours": Control(), "ours adaptive": Control()}, []
 
         def get(name):
             if name in broken:
                 raise Unavailable(f"{name} does not start")
-            return SimpleNamespace(url=name, control=control if name == "ours" else None)
+            return SimpleNamespace(url=name, control=controls.get(name))
 
         def drive(url, phases):
             driven.append(phases)
@@ -150,18 +151,19 @@ def bench(monkeypatch):
         )
         found = bench.run()
         run.driven = driven
-        return found, control
+        return found, controls
 
     return run
 
 
 def test_every_setting_meets_every_load_in_every_round_in_turn(bench):
-    found, control = bench()
+    found, controls = bench()
     keys = [(sample["round"], sample["load"], sample["setup"]) for sample in found.samples]
-    assert len(set(keys)) == len(keys) == 2 * 3 * 3
-    assert [setup for _, load, setup in keys[:3]] == ["no speculation", "D K=0", "D adaptive"]
-    assert [setup for number, load, setup in keys[9:12]] == ["D K=0", "D adaptive", "no speculation"]
-    assert control.calls[:5] == ["reset", "adaptive", 0, "reset", "adaptive"]
+    assert len(set(keys)) == len(keys) == 2 * 3 * 4
+    assert [setup for _, load, setup in keys[:4]] == ["no speculation", "D K=0", "D shadow", "D adaptive"]
+    assert [setup for _, load, setup in keys[12:16]] == ["D K=0", "D shadow", "D adaptive", "no speculation"]
+    assert controls["ours"].calls[:4] == ["adaptive", 0, "unpin", "shadow"]
+    assert controls["ours adaptive"].calls == []  # it stays up, as in production
     assert found.left_out == {}
     assert found.inactive == {"D adaptive": ["tiers lack 0"]}
     assert set(found.series) == {setup.name for setup in SETUPS}
@@ -172,8 +174,8 @@ def test_a_level_is_measured_while_it_is_full(bench):
     found, _ = bench(rounds=1, shifting=0)
     timed, *loads = [phases for phases in bench.driven if phases[0].concurrency == 2]
     assert [len(part.asks) for part in timed] == [2]
-    assert [[len(part.asks) for part in parts] for parts in loads] == [[24, 2, 1]] * 3
-    assert [parts[2].asks[0].max_tokens for parts in loads] == [1, 1, 1]
+    assert [[len(part.asks) for part in parts] for parts in loads] == [[2, 2, 1]] * 4
+    assert [parts[2].asks[0].max_tokens for parts in loads] == [1, 1, 1, 1]
     for sample, (_, measured, _) in zip([s for s in found.samples if s["load"] == 2], loads, strict=True):
         tokens = sum(ask.max_tokens for ask in measured.asks)
         assert (sample["requests"], sample["tokens"], sample["tok_s"]) == (2, tokens, tokens / 2.0)
@@ -181,8 +183,8 @@ def test_a_level_is_measured_while_it_is_full(bench):
 
 def test_one_server_at_a_time_does_all_its_loads_before_the_next_starts(bench):
     found, _ = bench(rounds=1, side_by_side=False)
-    kinds = ["no speculation" if sample["setup"] == "no speculation" else "ours" for sample in found.samples]
-    assert kinds == ["no speculation"] * 3 + ["ours"] * 6
+    names = [sample["setup"] for sample in found.samples]
+    assert names == ["no speculation"] * 3 + ["D K=0", "D shadow"] * 3 + ["D adaptive"] * 3
 
 
 def test_the_shifting_load_can_be_left_out(bench):
@@ -196,7 +198,7 @@ def test_the_shifting_load_can_be_left_out(bench):
 
 def test_rounds_of_another_draft_have_numbers_of_their_own(bench):
     found, _ = bench(rounds=2, first_round=4)
-    assert [sample["round"] for sample in found.samples] == [4] * 9 + [5] * 9
+    assert [sample["round"] for sample in found.samples] == [4] * 12 + [5] * 12
     assert set(found.series) == {setup.name for setup in SETUPS}
 
 
@@ -206,7 +208,7 @@ def test_nothing_starts_after_the_limit_and_a_server_that_fails_is_named(bench):
     assert found.left_out["D adaptive at 2"] == "out of time"
     found, _ = bench(broken=("plain",))
     assert found.left_out == {"no speculation": "plain does not start"}
-    assert {sample["setup"] for sample in found.samples} == {"D K=0", "D adaptive"}
+    assert {sample["setup"] for sample in found.samples} == {"D K=0", "D shadow", "D adaptive"}
 
 
 def test_an_interrupt_keeps_what_was_measured(bench):
@@ -233,8 +235,9 @@ def choice(**changes):
 def test_the_servers_and_settings_of_the_comparison():
     specs = setting.servers(choice())
     assert [spec.name for spec in specs] == [
-        "DSPARK ours", "DSPARK ours ragged", "DSPARK stock", "DSPARK stock compact", "DSPARK stock compact, table",
-        "EAGLE3 ours", "EAGLE3 stock", "EAGLE3 stock adaptive", "no speculation",
+        "DSPARK ours", "DSPARK ours adaptive", "DSPARK ours ragged",
+        "DSPARK stock", "DSPARK stock compact", "DSPARK stock compact, table",
+        "EAGLE3 ours", "EAGLE3 ours adaptive", "EAGLE3 stock", "EAGLE3 stock adaptive", "no speculation",
     ]  # fmt: skip
     tiers = {"DSPARK ours": [0, 7], "EAGLE3 ours": [0, 3]}
     found = setting.setups(specs, tiers, frozenset(setting.KINDS))
