@@ -100,15 +100,15 @@ def _measure(args: argparse.Namespace) -> dict[str, Any]:
     from sglang_spec_ext.commands.bench_envelope_measure import Measured
 
     began = time.monotonic()
-    choice, rounds = _choice(args), args.rounds or (1 if args.quick else 3)
+    choice, amount = _choice(args), _amount(args)
     limit = args.limit or (QUICK_S if args.quick else float("inf"))
-    found, setups, amount = Measured(), {}, None
+    found, setups = Measured(), {}
     for place, (algorithm, draft) in enumerate(choice.drafts.items()):
         if found.interrupted:
             break
         until = began + limit * (place + 1) / len(choice.drafts)  # as much for each draft
-        amount = _amount(args, until, rounds, first_round=place * rounds)
-        setups |= _measure_draft(args, replace(choice, drafts={algorithm: draft}), amount, found)
+        share = replace(amount, first_round=place * amount.rounds, deadline=until)
+        setups |= _measure_draft(args, replace(choice, drafts={algorithm: draft}), share, found)
     setups = dict(sorted(setups.items(), key=lambda named: not named[1].family))  # no speculation below the drafts
     facts: dict[str, Any] = {
         "setups": {name: {"family": setup.family, "role": str(setup.role)} for name, setup in setups.items()},
@@ -116,7 +116,7 @@ def _measure(args: argparse.Namespace) -> dict[str, Any]:
         "series": found.series,
         "left_out": found.left_out,
         "inactive": found.inactive,
-        "load": {"rounds": rounds, "tokens": amount.tokens, "cell_s": amount.cell_s, "quick": args.quick},
+        "load": {"rounds": amount.rounds, "tokens": amount.tokens, "cell_s": amount.cell_s, "quick": args.quick},
         "model": {"target": choice.target.name, "dtype": choice.dtype,
                   "drafts": {name: path.name for name, path in choice.drafts.items()}},
     }  # fmt: skip
@@ -135,8 +135,9 @@ def _measure_draft(args: argparse.Namespace, choice: setting.Choice, amount: Any
         if any(spec.needs_table for spec in specs):
             fleet.table = args.sps_table or _table(args, choice, found.left_out)
         setups = setting.setups(specs, _tiers(fleet, specs, found.left_out), choice.kinds)
-        together = alive is None or alive >= len(specs)
-        Bench(fleet, setups, load.Prompts(choice.target), amount, _say, side_by_side=together, found=found).run()
+        side_by_side = alive is None or alive >= len(specs)
+        prompts = load.Prompts(choice.target)
+        Bench(fleet, setups, prompts, amount, _say, side_by_side=side_by_side, found=found).run()
     return {setup.name: setup for setup in setups}
 
 
@@ -187,12 +188,14 @@ def _tokens(args: argparse.Namespace) -> int:
     return args.tokens or (32 if args.quick else 64)
 
 
-def _amount(args: argparse.Namespace, until: float, rounds: int, *, first_round: int) -> Any:
+def _amount(args: argparse.Namespace) -> Any:
+    """Return how much is measured of each draft; its own deadline and number of the first round are still to be set."""
     from sglang_spec_ext.commands.bench_envelope_measure import Amount
 
+    rounds, cell_s = (1, 3.0) if args.quick else (3, 10.0)
+    rounds = args.rounds or rounds
     return Amount(
-        concurrency=_concurrency(args), rounds=rounds, first_round=first_round, tokens=_tokens(args),
-        cell_s=args.cell_seconds or (3.0 if args.quick else 10.0), deadline=until,
+        concurrency=_concurrency(args), rounds=rounds, tokens=_tokens(args), cell_s=args.cell_seconds or cell_s,
         shifting_rounds=0 if args.no_shifting else rounds if args.shifting_rounds is None else args.shifting_rounds,
     )  # fmt: skip
 

@@ -22,11 +22,11 @@ class Amount:
 
     concurrency: tuple[int, ...]
     rounds: int
-    first_round: int = 0  # number of the first one in the samples; their prompts are the same for every draft
     tokens: int  # of each answer
     cell_s: float  # seconds that the first setting of a level should take; the others do the same work
-    deadline: float  # on time.monotonic(); what would start later is left out by name
     shifting_rounds: int  # in so many rounds the shifting load follows the levels
+    first_round: int = 0  # number of the first one in the samples; their prompts are the same for every draft
+    deadline: float = float("inf")  # on time.monotonic(); what would start later is left out by name
 
 
 @dataclass
@@ -52,7 +52,6 @@ class Bench:
     side_by_side: bool = True  # all servers alive: settings alternate; else a server does all its loads in turn
     waves: dict[int, int] = field(default_factory=dict)  # by concurrency, set by the first setting measured
     found: Measured = field(default_factory=Measured)
-    _place: int = 0
 
     def run(self) -> Measured:
         """Measure everything; the order of settings turns from round to round, so that drift hits all alike.

@@ -108,18 +108,17 @@ def plan_calls(
     q_lens: Sequence[int], kv_lens: Sequence[int], slots: torch.Tensor, trees: Sequence[torch.Tensor] | None
 ) -> Calls:
     """Return the calls of a forward; arguments as the fields of Geometry, for all of its requests."""
-    groups, live = _groups(q_lens, kv_lens), sum(q_lens)
-    if len(groups) == 1 and len(groups[0]) == len(q_lens):
-        return Calls([Call(Geometry(q_lens, kv_lens, slots, trees), None)], None, live)
-    places = torch.arange(live).split(list(q_lens))
-    calls = []
+    groups, geometries = _groups(q_lens, kv_lens), []
     for group in groups:
         lens = [kv_lens[i] for i in group]
         seen = None if trees is None else [trees[i] for i in group]
-        geometry = Geometry([q_lens[i] for i in group], lens, slots[group, : max(lens)], seen)
-        calls.append(Call(geometry, torch.cat([places[i] for i in group])))
-    order = [call.rows for call in calls if call.rows is not None]
-    return Calls(calls, torch.cat(order).argsort() if order else None, live)
+        geometries.append(Geometry([q_lens[i] for i in group], lens, slots[group, : max(lens)], seen))
+    live = sum(q_lens)
+    if len(groups) < 2:
+        return Calls([Call(geometry, None) for geometry in geometries], None, live)
+    places = torch.arange(live).split(list(q_lens))
+    rows = [torch.cat([places[i] for i in group]) for group in groups]
+    return Calls([Call(*pair) for pair in zip(geometries, rows, strict=True)], torch.cat(rows).argsort(), live)
 
 
 def _groups(q_lens: Sequence[int], kv_lens: Sequence[int]) -> list[list[int]]:
