@@ -40,6 +40,7 @@ class TrainSettings:
     steps: int
     max_minutes: float
     seed: int
+    learning_rate: float | None = None  # at its peak; None for the recipe's
     checkpoint_every_s: float = CHECKPOINT_EVERY_S
 
 
@@ -99,7 +100,9 @@ class _Loop:
         self.trainee, self.settings = trainee, settings
         self.step, self.elapsed_s = 0, 0.0
         self.history: list[dict[str, float]] = []
-        self.optimizer = _optimizer(trainee.draft, RECIPES[settings.algorithm].learning_rate)
+        self.optimizer = _optimizer(
+            trainee.draft, settings.learning_rate or RECIPES[settings.algorithm].learning_rate
+        )
 
     @property
     def state_path(self) -> pathlib.Path:

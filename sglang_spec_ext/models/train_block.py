@@ -98,7 +98,8 @@ class BlockTrainer:
         loss = result.loss
         shown = {"overlap": float(result.overlap.mean()), "agree": float(result.agrees.float().mean())}
         if latent is not None:
-            logit = self.draft.confidence_logit(hidden.detach(), latent.detach())
+            # its slope reaches the layers: the head is linear, so what tells good drafts from bad must be in the state
+            logit = self.draft.confidence_logit(hidden, latent)
             loss = loss + functional.binary_cross_entropy_with_logits(logit, result.overlap.clamp(0, 1))
         return loss, shown
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from sglang_spec_ext.models.draft_restart import own_tokens, take_weights
 from sglang_spec_ext.models.draft_start import Start
 from sglang_spec_ext.models.drafts_block import BlockDraft, BlockShape
 from sglang_spec_ext.models.drafts_eagle3 import Eagle3Draft, Eagle3Shape
@@ -81,19 +82,28 @@ class Trainee:
     """A draft with what a training loop calls: a start before step 0, a step's loss, and a validation."""
 
     draft: Draft
-    prepare: Callable[[], float]
+    prepare: Callable[[], None]
     loss: Callable[[np.random.Generator, Progress], tuple[Tensor, dict[str, float]]]
     validate: Callable[[], Validation]
     num_train_tokens: int
 
 
-def build_trainee(algorithm: str, *, target_folder: pathlib.Path, text_folder: pathlib.Path, seed: int) -> Trainee:
-    """Return an initialised draft of one recipe over the text in a folder."""
+def build_trainee(
+    algorithm: str,
+    *,
+    target_folder: pathlib.Path,
+    text_folder: pathlib.Path,
+    seed: int,
+    start_from: pathlib.Path | None = None,
+) -> Trainee:
+    """Return a draft of one recipe over the text in a folder, which it starts from, or from another draft's folder."""
     shape = RECIPES[algorithm].shape
     target = Target(target_folder, dtype=torch.float32)
     train = load_samples(text_folder, "train")
     held_back = _spread(load_samples(text_folder, "validation"), VALIDATION_SAMPLES)
-    common = _fixed_common_tokens(text_folder, train, vocab_size=target.config.vocab_size)
+    common = None if start_from is None else own_tokens(start_from)
+    if common is None:
+        common = _fixed_common_tokens(text_folder, train, vocab_size=target.config.vocab_size)
     start = Start(*sample_rows(train, shape.taps), final_norm=target.norm, head=target.head)
     num_tokens = sum(len(sample.tokens) - sample.prompt_len for sample in train)
     if isinstance(shape, Eagle3Shape):
@@ -102,7 +112,7 @@ def build_trainee(algorithm: str, *, target_folder: pathlib.Path, text_folder: p
         eagle3_trainer = Eagle3Trainer(eagle3, train, head=target.head)
         return Trainee(
             draft=eagle3,
-            prepare=lambda: eagle3_trainer.prepare(np.random.default_rng([seed, 1]), final_norm=target.norm),
+            prepare=lambda: _prepare(eagle3, eagle3_trainer, target, seed=seed, start_from=start_from),
             loss=eagle3_trainer.loss,
             validate=lambda: validate_eagle3(eagle3, held_back, head=target.head),
             num_train_tokens=num_tokens,
@@ -112,11 +122,25 @@ def build_trainee(algorithm: str, *, target_folder: pathlib.Path, text_folder: p
     block_trainer = BlockTrainer(block, train, common=common, head=target.head)
     return Trainee(
         draft=block,
-        prepare=lambda: block_trainer.prepare(np.random.default_rng([seed, 1]), final_norm=target.norm),
+        prepare=lambda: _prepare(block, block_trainer, target, seed=seed, start_from=start_from),
         loss=block_trainer.loss,
         validate=lambda: validate_block(block, held_back, head=target.head),
         num_train_tokens=num_tokens,
     )
+
+
+def _prepare(
+    draft: Draft,
+    trainer: BlockTrainer | Eagle3Trainer,
+    target: Target,
+    *,
+    seed: int,
+    start_from: pathlib.Path | None,
+) -> None:
+    if start_from is None:
+        trainer.prepare(np.random.default_rng([seed, 1]), final_norm=target.norm)
+    else:
+        take_weights(draft, start_from)
 
 
 def _spread(samples: list[Sample], count: int) -> list[Sample]:

@@ -7,10 +7,12 @@ from safetensors.torch import load_file  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from sglang_spec_ext.models.check import check_draft  # noqa: E402
+from sglang_spec_ext.models.draft_restart import own_tokens, take_weights  # noqa: E402
 from sglang_spec_ext.models.draft_start import Start  # noqa: E402
 from sglang_spec_ext.models.drafts_block import BlockDraft, BlockShape  # noqa: E402
 from sglang_spec_ext.models.drafts_eagle3 import Eagle3Draft, Eagle3Shape  # noqa: E402
 from sglang_spec_ext.models.drafts_export import save_draft  # noqa: E402
+from sglang_spec_ext.models.drafts_load import DraftFolderError  # noqa: E402
 from sglang_spec_ext.models.features import Batch  # noqa: E402
 from sglang_spec_ext.models.losses import Candidates, distill, teacher_probabilities  # noqa: E402
 from sglang_spec_ext.models.target import TargetConfig, apply_rope, rope_table  # noqa: E402
@@ -251,6 +253,44 @@ def test_an_exported_eagle3_draft_passes_the_check_and_maps_its_vocabulary(tmp_p
     assert check_draft(tmp_path) == []
     offsets = load_file(tmp_path / "model.safetensors")["d2t"]
     assert torch.equal(offsets + torch.arange(len(offsets)), COMMON)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash", "dspark"])
+def test_a_training_that_starts_from_a_folder_has_its_weights(tmp_path, kind):
+    """Other text, hence another feature scale and other common tokens: what was written comes back."""
+    makers = {
+        "eagle3": make_eagle3,
+        "dflash": lambda: make_block(num_layers=2, first_row=1),
+        "dspark": lambda: make_block(num_layers=1, first_row=0, rank=3),
+    }
+    draft = makers[kind]()
+    if kind == "dspark":  # fresh tables are the same for all tokens
+        for table in draft.markov_head.parameters():
+            torch.nn.init.normal_(table)
+    save_draft(draft, tmp_path / "first")
+    tokens = own_tokens(tmp_path / "first")
+    assert tokens is None if kind == "dflash" else torch.equal(tokens, COMMON)
+    other = makers[kind]()
+    with torch.no_grad():
+        other.fc.scale.mul_(1.7)
+        for weight in other.parameters():
+            weight.add_(1.0)
+    take_weights(other, tmp_path / "first")
+    save_draft(other, tmp_path / "again")
+    first, again = (load_file(tmp_path / name / "model.safetensors") for name in ("first", "again"))
+    assert first.keys() == again.keys()
+    for name, wanted in first.items():
+        if name == "fc.weight":  # multiplied by the scale and divided again, before it is rounded
+            torch.testing.assert_close(again[name], wanted, rtol=2**-7, atol=0.0)
+        else:
+            assert torch.equal(again[name], wanted), name
+
+
+@pytest.mark.parametrize("maker", [make_eagle3, lambda: make_block(num_layers=1, first_row=1)])
+def test_a_training_does_not_start_from_a_draft_of_another_shape(tmp_path, maker):
+    save_draft(make_block(num_layers=2, first_row=1), tmp_path)
+    with pytest.raises(DraftFolderError, match="shape must be that of the recipe"):
+        take_weights(maker(), tmp_path)
 
 
 def test_a_fresh_draft_guesses_token_frequencies():

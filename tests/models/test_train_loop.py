@@ -35,7 +35,7 @@ def make_trainee(*, bad_from=10**9) -> Trainee:
         record.greedy = [torch.tensor([True, False])]
         return record
 
-    return Trainee(draft=draft, prepare=lambda: 0.0, loss=loss, validate=validate, num_train_tokens=1)
+    return Trainee(draft=draft, prepare=lambda: None, loss=loss, validate=validate, num_train_tokens=1)
 
 
 def settings(folder, *, steps=8, every=0.0) -> TrainSettings:
