@@ -1,9 +1,10 @@
 """`spec-ext models train`: text from the target, then a draft from the text."""
 
 import argparse
+import json
 import pathlib
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sglang_spec_ext.cli import UsageError
 
@@ -87,6 +88,13 @@ def _check_start(folder: pathlib.Path, target: pathlib.Path) -> None:
         raise UsageError(f"models train: --start-from must be a draft for the target, got {folder}: {problems[0]}")
 
 
+def _facts(folder: pathlib.Path) -> dict[str, Any]:
+    """Return what is recorded of how a draft was trained; a foreign one has no record."""
+    record = folder / "training.json"
+    found: dict[str, Any] = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
+    return found
+
+
 def _make_text(args: argparse.Namespace, progress: "Progress") -> None:
     """Write what is missing of the two kinds of text: answers to seeded prompts, and to the target's own."""
     from sglang_spec_ext.models.prompts import build_prompts
@@ -154,6 +162,7 @@ def _train(args: argparse.Namespace, progress: "Progress") -> None:
         max_minutes=args.max_minutes,
         seed=args.seed,
         learning_rate=args.learning_rate,
+        started_from=None if args.start_from is None else _facts(args.start_from),
     )
     trainee = build_trainee(
         args.algorithm,

@@ -11,6 +11,7 @@ import resource
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,6 +42,7 @@ class TrainSettings:
     max_minutes: float
     seed: int
     learning_rate: float | None = None  # at its peak; None for the recipe's
+    started_from: dict[str, Any] | None = None  # facts of the draft that is trained further
     checkpoint_every_s: float = CHECKPOINT_EVERY_S
 
 
@@ -161,15 +163,18 @@ class _Loop:
             "elapsed_s": self.elapsed_s,
             "history": self.history,
         }
-        facts = {
+        facts: dict[str, Any] = {
             "algorithm": self.settings.algorithm,
             "seed": self.settings.seed,
             "train_tokens": self.trainee.num_train_tokens,
+            "peak_learning_rate": self.optimizer.param_groups[0]["peak"],
             "steps": self.step,
             "peak_memory_gib": round(peak_memory_gib(), 2),
             "shape": asdict(RECIPES[self.settings.algorithm].shape),
             "validation": self.history,
         }
+        if self.settings.started_from is not None:
+            facts["started_from"] = self.settings.started_from
         try:
             self.settings.out.parent.mkdir(parents=True, exist_ok=True)
             replace_atomically(self.state_path, lambda path: torch.save(state, path))

@@ -2,6 +2,7 @@
 
 import json
 import resource
+from dataclasses import replace
 
 import pytest
 
@@ -59,6 +60,14 @@ def test_an_interrupted_training_ends_with_the_same_weights(tmp_path):
     assert torch.equal(weights(whole), weights(second))
     facts = json.loads((tmp_path / "parts" / "draft" / "training.json").read_text())
     assert facts["steps"] == 8
+
+
+def test_the_record_says_what_a_draft_was_trained_on_before(tmp_path):
+    further = replace(settings(tmp_path, steps=2), started_from={"steps": 7}, learning_rate=1e-4)
+    list(train(make_trainee(), further))
+    facts = json.loads((tmp_path / "draft" / "training.json").read_text())
+    assert facts["started_from"] == {"steps": 7}
+    assert facts["peak_learning_rate"] == 1e-4
 
 
 def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch):
