@@ -1,6 +1,7 @@
 """Torch twin of `markov_step`; the implementation on a CPU. It does write the bias as an [R, V] tensor."""
 
 import torch
+from sglang_spec_ext.kernels.first_largest import first_largest
 from sglang_spec_ext.kernels.gumbel import gumbel_noise
 from sglang_spec_ext.kernels.margin_features_ref import margin_features_ref
 from sglang_spec_ext.kernels.markov_step import GumbelKey, MarkovStep
@@ -29,7 +30,7 @@ def markov_step_ref(
         sampled = temperatures > 0
         scaled = logits / torch.where(sampled, temperatures, 1.0)[:, None]
         keys = scaled + torch.where(sampled[:, None], _noise(gumbel, logits), 0.0)
-    tokens = keys.max(dim=1).indices  # NaN counts as largest
+    tokens = first_largest(keys)
     if not statistics:
         return MarkovStep(tokens, None, None, None)
     features = margin_features_ref(logits)

@@ -6,6 +6,8 @@ _SPEC = "sglang.srt.speculative"
 _OPS = "sglang.kernels.ops.speculative"
 _TORCH_FORM = "SGLang ships a torch form of this kernel for platforms without Triton"
 _UNPACKED = "multiplies by a bfloat16 weight as it was loaded, which costs up to twice the time"
+_ONE_BY_ONE = "looks for the largest logit with torch.argmax, which takes a CPU eight times as long as reading them"
+_VECTORS = "torch's argmax over a row is vectorised on a CPU"
 _PACKS = "SGLang lays out weights for oneDNN on every CPU, not for its own AMX kernels alone"
 
 CPU_HOOKS = (
@@ -364,5 +366,23 @@ CPU_HOOKS = (
         _UNPACKED,
         _PACKS,
         ("self", "hidden_states", "lm_head", "chunk_size"),
+    ),
+    Hook(
+        f"{_SPEC}.dflash_worker_v2.DFlashWorkerV2._accept_block",
+        "around",
+        "sglang_spec_ext.cpu.greedy:accept_block",
+        "cpu",
+        _ONE_BY_ONE,
+        _VECTORS,
+        ("self", "next_token_logits", "sampling_info", "target_predict"),
+    ),
+    Hook(
+        f"{_OPS}.dspark.dspark_accept._row_argmax",
+        "replace",
+        "sglang_spec_ext.cpu.greedy:row_argmax",
+        "cpu",
+        _ONE_BY_ONE,
+        _VECTORS,
+        ("logits", "fused"),
     ),
 )

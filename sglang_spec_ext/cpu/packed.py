@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from sglang_spec_ext.kernels.first_largest import first_largest
+
 TYPICAL_ROWS = 8  # what the layout is chosen for: a block of draft tokens; other sizes use it as well
 FLOAT32_ROWS = 4  # from here on oneDNN is the faster one in float32
 
@@ -133,7 +135,7 @@ def greedy_tokens(
     found = product(hidden_states, lm_head.weight) if whole and _dense(lm_head) else None
     if found is None:
         return original(worker, hidden_states=hidden_states, lm_head=lm_head, chunk_size=chunk_size)
-    return found.argmax(dim=-1)
+    return first_largest(found)
 
 
 def _dense(lm_head: Any) -> bool:
