@@ -6,7 +6,7 @@ _SPEC = "sglang.srt.speculative"
 _OPS = "sglang.kernels.ops.speculative"
 _TORCH_FORM = "SGLang ships a torch form of this kernel for platforms without Triton"
 _UNPACKED = "multiplies by a bfloat16 weight as it was loaded, which costs up to twice the time"
-_ONE_BY_ONE = "looks for the largest logit with torch.argmax, which takes a CPU eight times as long as reading them"
+_ONE_BY_ONE = "looks for the largest logit with torch.argmax, which a CPU does one value at a time"
 _VECTORS = "torch's argmax over a row is vectorised on a CPU"
 _PACKS = "SGLang lays out weights for oneDNN on every CPU, not for its own AMX kernels alone"
 

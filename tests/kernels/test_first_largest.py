@@ -33,3 +33,5 @@ def test_rows_that_are_not_contiguous() -> None:
     values = torch.randn(6, 256, generator=torch.Generator().manual_seed(5))
     assert torch.equal(first_largest(values[::2]), values[::2].argmax(dim=1))
     assert torch.equal(first_largest(values.t()), values.t().argmax(dim=1))
+    columns_first = torch.randn(256, 6, generator=torch.Generator().manual_seed(5)).t()  # six rows, in groups
+    assert torch.equal(first_largest(columns_first), columns_first.argmax(dim=1))
